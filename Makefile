@@ -4,6 +4,7 @@
 # make test-MARKER  the slow tests of one marker: chaos, clients, fuzz, long, memory, model, models, quantize, ranks, regions,
 #              scheduling, schema, simulator, speculation, web or wheels
 # make test-chart  the Helm chart, rendered by Helm's own engine in an environment of its own
+# make test-redis  limits of tenants and KV blocks in a real Redis, of Debian's packages, which are unpacked under build
 # make test-ray  Quire on a Ray cluster of this machine, with Ray in an environment of its own
 # make wheels  the wheels that need no compiler, in dist/; PYTHONS="python3.11 python3.12" names who builds them
 # make docs    the documentation as a site, in build/docs
@@ -17,7 +18,7 @@ NATIVE = CMakeLists.txt pyproject.toml constraints.txt $(CPP)
 # A build writes a few large object files at a time; two cores are what it can count on.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 
-.PHONY: test check format serve install wheels docs test-chart test-ray peers clean
+.PHONY: test check format serve install wheels docs test-chart test-redis test-ray peers clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -68,6 +69,17 @@ build/helm/.installed:
 
 test-chart: build/helm/.installed
 	PYTHONPATH=build/helm $(BIN)/python -m pytest -q tests/docs/test_deployments.py
+
+REDIS = build/redis/root/usr
+build/redis/.unpacked:
+	mkdir -p build/redis
+	cd build/redis && apt-get download -q redis-server redis-tools libatomic1 libhiredis0.14 libjemalloc2 liblua5.1-0 liblzf1 \
+	  libsystemd0 lua-bitop lua-cjson && for each in *.deb; do dpkg -x $$each root; done
+	touch $@
+
+test-redis: $(VENV)/.dev build/redis/.unpacked
+	PATH="$$PWD/$(REDIS)/bin:$$PATH" LD_LIBRARY_PATH="$$PWD/$(REDIS)/lib/x86_64-linux-gnu" \
+	  $(BIN)/python -m pytest -q -m redis tests/server/test_shared_limits.py tests/worker/test_redis_tier.py
 
 # The environment sees what is in the other one, so that Ray's processes find Quire.
 build/ray/.installed: $(VENV)/.dev

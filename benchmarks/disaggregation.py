@@ -9,7 +9,8 @@ time with and without prompts. Streams are answers of 1,900 tokens, one after th
 
 With --transfer: blocks to a kv-server in another process and back, beside a bare socket to and from another process
 with the same blocks, which are read into one place, all over loopback in turns. The server is full, as one is that runs
-for long; what the first blocks took, for which it had to get new memory, is told apart.
+for long; what the first blocks took, for which it had to get new memory, is told apart. A second server has a Unix
+socket, over which contents go through shared memory, and a third one speaks TLS.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import itertools
 import json
 import os
 import socket
+import ssl
 import statistics
 import subprocess
 import sys
@@ -53,7 +55,7 @@ def process(*command: str) -> Iterator[int]:
             if line.startswith(("quire: serving ", "quire: keeping ", "quire: routing ")):
                 break
         threading.Thread(target=made.stderr.read, daemon=True).start()
-        yield int(line.rpartition(":")[2])
+        yield int(line.partition(" and ")[0].rpartition(":")[2])
     finally:
         made.terminate()
         made.wait()
@@ -212,6 +214,15 @@ def _move(sock: socket.socket, contents: list[Any], *, send: bool) -> None:
         sock.sendall(b"!")
 
 
+def copied(contents: list[Any]) -> float:
+    """Bytes a second of a copy in memory, into places that were used before."""
+    places = [np.zeros_like(each) for each in contents[:8]]
+    start = time.perf_counter()
+    for number, content in enumerate(contents):
+        np.copyto(places[number % len(places)], content)
+    return float(sum(each.nbytes for each in contents) / (time.perf_counter() - start))
+
+
 def through(tier: KeptBlocks, contents: list[Any], number: int) -> tuple[float, float]:
     """Bytes a second to the kv-server and from it."""
     names = [(b"%08d%08d" % (number, each), 0) for each in range(len(contents))]
@@ -228,7 +239,7 @@ def through(tier: KeptBlocks, contents: list[Any], number: int) -> tuple[float, 
         tier.read(each, name)
     came = 0
     while came < len(names):
-        arrived = tier.arrived()
+        arrived = tier.arrived(len(names))
         assert all(content is not None for _, content in arrived)
         came += len(arrived)
         if not arrived:
@@ -242,27 +253,50 @@ def transfer(args: argparse.Namespace) -> None:
     """Rates of moving blocks."""
     rng = np.random.default_rng(1)
     contents = [rng.integers(0, 256, args.block, np.uint8) for _ in range(args.blocks)]
-    found: dict[str, list[float]] = {"to": [], "from": [], "bare to": [], "bare from": []}
+    found: dict[str, list[float]] = {
+        "to": [], "from": [], "to, shared memory": [], "from, shared memory": [], "to, TLS": [], "from, TLS": [],
+        "bare to": [], "bare from": [], "copied": [],
+    }  # fmt: skip
     filling, size = 0.0, args.block * args.blocks * 5 // 4
     with tempfile.TemporaryDirectory() as folder:
         key = Path(folder) / "key"
         key.write_text("a key of a benchmark on this machine alone")
-        with process("kv-server", "--port", "0", "--size", str(size), "--key-file", str(key)) as port:
-            tier = RemoteTier(("127.0.0.1", port), key.read_bytes(), args.block, b"m" * 64)
-            while not tier.works:
+        common = ("kv-server", "--size", str(size), "--key-file", str(key))
+        path = f"{folder}/kv.sock"
+        certificate, own = f"{folder}/cert.pem", f"{folder}/own.pem"
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=here",
+             "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", own, "-out", certificate],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        secured = ("--port", "0", "--ssl-certfile", certificate, "--ssl-keyfile", own)
+        with (
+            process(*common, "--port", "0") as port,
+            process(*common, "--port", "0", "--uds", path),
+            process(*common, *secured) as over_tls,
+        ):
+            tls = ssl.create_default_context(cafile=certificate)
+            servers: list[tuple[tuple[str, int] | str, ssl.SSLContext | None]] = [
+                (("127.0.0.1", port), None), (path, None), (("127.0.0.1", over_tls), tls)
+            ]  # fmt: skip
+            tiers = [RemoteTier(at, key.read_bytes(), args.block, b"m" * 64, with_) for at, with_ in servers]
+            while not all(tier.works for tier in tiers):
                 time.sleep(0.01)
             for number in range(-2, args.rounds):
-                rates = (*through(tier, contents, number + 2), bare(contents, back=False),
-                         bare(contents, back=True))  # fmt: skip
-                filling = filling or rates[0] / rates[2]
+                rates = (*(rate for tier in tiers for rate in through(tier, contents, number + 2)),
+                         bare(contents, back=False), bare(contents, back=True), copied(contents))  # fmt: skip
+                filling = filling or rates[0] / rates[6]
                 if number >= 0:
                     for name, rate in zip(found, rates, strict=True):
                         found[name].append(rate / 1e9)
-            tier.close()
-    for way in ("to", "from"):
-        shares = [a / b for a, b in zip(found[way], found[f"bare {way}"], strict=True)]
-        print(f"{way} the kv-server: {_told(found[way])} GB/s, a bare socket {_told(found[f'bare {way}'])}; "
-              f"share {_told(shares)}")  # fmt: skip
+            for tier in tiers:
+                tier.close()
+    for by, way in itertools.product(("", ", shared memory", ", TLS"), ("to", "from")):
+        rates_by, bares = found[way + by], found[f"bare {way}"]
+        shares = [a / b for a, b in zip(rates_by, bares, strict=True)]
+        copies = [a / b for a, b in zip(rates_by, found["copied"], strict=True)]
+        print(f"{way} the kv-server{by}: {_told(rates_by)} GB/s, a bare socket {_told(bares)}; "
+              f"share of it {_told(shares)}, of a copy in memory {_told(copies)}")  # fmt: skip
     print(f"to it while it fills, once: share {filling:.2f}")
 
 

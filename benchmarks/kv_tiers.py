@@ -1,35 +1,48 @@
 """Time to the first token of a prompt whose blocks are in a tier, beside computing it, by its length.
 
-    python -m benchmarks.kv_tiers SHAPE [--lengths 256 512 1024 2048] [--folder build/kv_tiers] [--rounds 3]
+    python -m benchmarks.kv_tiers SHAPE [--lengths 256 512 1024 2048] [--rounds 3] [--pairs 16] [--folder FOLDER]
 
 `SHAPE` is a folder with a config.json; weights are random. For each length and round one prompt: computed; with its
-blocks in the cache; from host memory, after others have taken its place; and from the file by a new engine, whose pages
-of the file were dropped (cold) or not (warm); and from a kv-server in a process of its own, over loopback. The disk's
-rate is that of reading the same file in one thread, cold. Then steps of one sequence that decodes, in turns alone and
-while the longest prompts are fetched from the file, each of these once a round.
+blocks in the cache; from host memory, after others have taken its place; from the file by a new engine, whose pages of
+the file were dropped (cold) or not (warm); from a kv-server in a process of its own, over loopback; and from a Redis,
+if there is one, over a Unix socket. The disk's rate is that of reading the same file in one thread, cold. Then steps of
+one sequence that decodes, in pairs: alone, before and after, and while one of the longest prompts is fetched from the
+file (cold), or from host memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median, quantiles
-from typing import Any
+from statistics import mean, median
+from typing import Any, NamedTuple
+
+from benchmarks.pairs import interval
 
 from quire import LLM, SamplingParams
 from quire.types import Request, TokenIds
 from quire.worker.disk_tier import DiskTier
 
 _PIECE = 2**22
+Prompts = dict[int, list[list[int]]]  # by length
+ALONE = 16  # steps before a fetch, and after it
+
+
+class Delay(NamedTuple):
+    """Seconds of steps alone and while a prompt is fetched: means, the longest one, and how many these were."""
+
+    alone: float
+    fetching: float
+    longest: float
+    steps: int
 
 
 def first_token(llm: LLM, prompt: list[int]) -> tuple[float, int]:
@@ -59,14 +72,14 @@ def read_rate(folder: Path, size: int) -> float:
     return done / (time.perf_counter() - start)
 
 
-def ready(llm: LLM) -> int:
-    """Wait until the tiers know what there is; returns the bytes of a block."""
+def ready(llm: LLM, blocks: int = 0) -> int:
+    """Wait until the tiers know what there is, so many blocks at least; returns the bytes of a block."""
     tiers = llm._built.core.tiers
     assert tiers is not None
     for tier in tiers.kept:
         while isinstance(tier, DiskTier) and not tier.is_loaded():
             time.sleep(0.01)
-        while not tier.works:
+        while not tier.works or len(tier) < blocks:
             time.sleep(0.01)
     return tiers.kept[0].block_bytes
 
@@ -87,39 +100,163 @@ def kv_server(folder: Path) -> Iterator[str]:
         key.unlink()
 
 
-def decode_delay(
-    args: argparse.Namespace, options: dict[str, Any], disk: str, prompts: list[list[int]]
-) -> dict[str, list[float]]:
-    """Seconds of steps with one decoding row: alone, and while a prompt is fetched from the file (cold)."""
-    llm = LLM(args.shape, kv_tiers=disk, **options)
-    ready(llm)
+def decode_delay(llm: LLM, prompts: list[list[int]], pairs: int, folder: Path | None) -> list[Delay]:
+    """Pairs: steps with one decoding row alone, and while a prompt is fetched, from the first step that knows of it.
+    Prompts take each other's place, so each is fetched in its turn. The pages of files in `folder` are dropped before.
+    """
     core = llm._built.core
-    params = SamplingParams(max_tokens=options["max_model_len"] - 32, ignore_eos=True)
-    core.add(Request(request_id="decodes", prompt_token_ids=TokenIds([7] * 16), params=params))
-    found: dict[str, list[float]] = {"alone": [], "fetching": []}
+    row = SamplingParams(max_tokens=len(prompts[0]) - 16, ignore_eos=True)
 
-    def step(what: str) -> None:
-        start = time.perf_counter()
-        core.step()
-        if core.rows == 1:
-            found[what].append(time.perf_counter() - start)
+    def steps(count: int) -> list[float]:
+        return [_seconds(core.step) for _ in range(count)]
 
-    for _ in range(20):
-        core.step()
-    for number, prompt in enumerate(prompts):
-        drop(args.folder)
-        for _ in range(30):
-            step("alone")
-        asked = SamplingParams(max_tokens=1)
-        core.add(Request(request_id=f"fetched {number}", prompt_token_ids=TokenIds(prompt), params=asked))
-        core.step()
-        assert core.scheduler.fetches, "it is not fetched"
+    found: list[Delay] = []
+    for number in range(-len(prompts), pairs):  # the first ones are computed
+        core.add(Request(request_id="decodes", prompt_token_ids=TokenIds([7] * 16), params=row))
+        steps(6)
+        if folder is not None:
+            drop(folder)
+        before = steps(ALONE)
+        prompt = TokenIds(prompts[number % len(prompts)])
+        core.add(Request(request_id="fetched", prompt_token_ids=prompt, params=SamplingParams(max_tokens=1)))
+        fetching = steps(1)
         while core.scheduler.fetches:
-            step("fetching")
-        for _ in range(3):
-            core.step()
-    llm.close()
+            fetching += steps(1)
+        while core.scheduler.num_running > 1 or core.scheduler.num_waiting:
+            core.step()  # what is left of the prompt, and its token
+        alone = [*before, *steps(ALONE)]
+        core.abort("decodes")
+        if number >= 0 and len(fetching) > 2:
+            found.append(Delay(mean(alone), mean(fetching), max(fetching), len(fetching)))
+        while core.has_work() or (core.tiers is not None and core.tiers.saving):
+            core.step()  # blocks are saved while nothing runs
     return found
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+@contextlib.contextmanager
+def redis_server(folder: Path) -> Iterator[str]:
+    """A Redis that keeps nothing on the disk, as a tier."""
+    path = folder.parent.resolve() / "kv_tiers.sock"
+    command = ["redis-server", "--port", "0", "--unixsocket", str(path), "--save", "", "--maxmemory", "4gb"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        while not path.exists():
+            if process.poll() is not None:
+                raise OSError("redis-server has ended")
+            time.sleep(0.01)
+        yield f"remote=unix://{path}"
+    finally:
+        process.kill()
+        process.wait()
+        path.unlink(missing_ok=True)
+
+
+class Found:
+    """Times until the first token, and shares of prompts that were cached, by length and where blocks were."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[int, dict[str, list[float]]] = {}
+        self.cached: dict[str, list[float]] = {}
+
+    def note(self, length: int, what: str, llm: LLM, prompt: list[int]) -> None:
+        """Time a prompt."""
+        seconds, cached = first_token(llm, prompt)
+        self.seconds.setdefault(length, {}).setdefault(what, []).append(seconds)
+        self.cached.setdefault(what, []).append(cached / (length // 16 * 16))
+
+    def rows(self, block: int, rate: float) -> list[dict[str, float]]:
+        """Medians by length: ms, how many times as fast as computing, the share of the disk's rate (bytes a second)."""
+        found = []
+        for length, each in self.seconds.items():
+            seconds = {what: median(values) for what, values in each.items()}
+            restored = seconds["cold"] - seconds["cached"]
+            row: dict[str, float] = {"length": length}
+            row |= {what: round(1e3 * value, 2) for what, value in seconds.items()}
+            for what in ("ram", "cold", "remote", *(["redis"] if "redis" in seconds else [])):
+                row[f"computed / {what}"] = round(seconds["computed"] / seconds[what], 1)
+            row["share of the disk's rate"] = round(length // 16 * block / restored / rate, 2)
+            found.append(row)
+        return found
+
+
+def restores(args: argparse.Namespace, options: dict[str, Any], disk: str, prompts: Prompts) -> Found:
+    """Prompts that are computed, and found in each place."""
+    found, longest = Found(), max(prompts)
+    each = [(length, prompt) for length, several in prompts.items() for prompt in several]
+    rng = random.Random(2)
+    with LLM(args.shape, kv_tiers=f"ram=3GiB,{disk}", **options) as llm:
+        first_token(llm, [7] * longest)  # the first step of an engine
+        for length, prompt in each:
+            found.note(length, "computed", llm, prompt)
+            found.note(length, "cached", llm, prompt)
+            for _ in range(2):  # others take its place
+                first_token(llm, [rng.randrange(5, 4000) for _ in range(longest)])
+            found.note(length, "ram", llm, prompt)
+    for warm in ("cold", "warm"):
+        with LLM(args.shape, kv_tiers=disk, **options) as llm:
+            ready(llm)
+            first_token(llm, [7] * longest)
+            for length, prompt in each:
+                if warm == "cold":
+                    drop(args.folder)
+                found.note(length, warm, llm, prompt)
+    for what, server in (("remote", kv_server), ("redis", redis_server)):
+        if what == "redis" and not shutil.which("redis-server"):
+            continue
+        with server(args.folder) as tier:
+            with LLM(args.shape, kv_tiers=tier, **options) as llm:
+                ready(llm)
+                for _, prompt in each:
+                    first_token(llm, prompt)
+            with LLM(args.shape, kv_tiers=tier, **options) as llm:
+                ready(llm, blocks=sum(length // 16 for length, _ in each))
+                first_token(llm, [7] * longest)
+                for length, prompt in each:
+                    found.note(length, what, llm, prompt)
+    return found
+
+
+def delays(
+    args: argparse.Namespace, options: dict[str, Any], disk: str, prompts: list[list[int]]
+) -> dict[str, list[Delay]]:
+    """Pairs of steps alone and while a prompt is fetched from the file, and from host memory."""
+    longest, found = options["max_model_len"], dict[str, list[Delay]]()
+    # Of two prompts that take each other's place, beside what the decoding row comes to.
+    held = options | {"num_kv_blocks": longest // 16 + 24}
+    for what, tiers in (("cold", disk), ("ram", f"ram=1GiB,{disk}")):
+        with LLM(args.shape, kv_tiers=tiers, **held) as llm:
+            ready(llm)
+            folder = args.folder if what == "cold" else None
+            found[what] = decode_delay(llm, prompts[:2], args.pairs, folder)
+    return found
+
+
+def report(found: Found, delay: dict[str, list[Delay]], block: int, rate: float) -> None:
+    """Print tables."""
+    rows = found.rows(block, rate)
+    print(f"the disk reads {rate / 1e9:.2f} GB/s; a block of 16 tokens has {block:,} bytes; times in ms")
+    print(f"| {' | '.join(rows[0])} |\n|{'--:|' * len(rows[0])}")
+    for row in rows:
+        print(f"| {' | '.join(map(str, row.values()))} |")
+    for what, shares in found.cached.items():
+        print(
+            f"{what}: {mean(shares):.1%} of the prompts' whole blocks were cached, {min(shares):.1%} at least"
+        )
+    for what, pairs in delay.items():
+        ratios = [pair.fetching / pair.alone for pair in pairs]
+        low, high = interval([[ratio] for ratio in ratios])
+        alone, fetching, longest = (1e3 * median(each) for each in [*zip(*pairs, strict=True)][:3])
+        print(
+            f"steps of one row while a prompt is fetched, {what}: {alone:.2f} ms alone, {fetching:.2f} meanwhile, "
+            f"the longest {longest:.2f}; ratio {median(ratios):.3f} ({low:.3f} to {high:.3f}, {len(ratios)} pairs), "
+            f"{median([pair.steps for pair in pairs]):.0f} steps"
+        )
 
 
 def main() -> None:
@@ -130,8 +267,8 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512, 1024, 2048])
     parser.add_argument("--folder", type=Path, default=Path("build/kv_tiers"))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=16, help="of steps alone and while a prompt is fetched")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     shutil.rmtree(args.folder, ignore_errors=True)
     longest = max(args.lengths) + 16
@@ -142,70 +279,15 @@ def main() -> None:
     disk = f"disk=10GiB:{args.folder}"
     rng = random.Random(1)
     prompts = {
-        length: [[rng.randrange(5, 4000) for _ in range(length + 1)] for _ in range(args.rounds)]
+        length: [[rng.randrange(5, 4000) for _ in range(length + 1)] for _ in range(max(2, args.rounds))]
         for length in args.lengths
     }
-    found: dict[int, dict[str, list[float]]] = {length: {} for length in args.lengths}
-
-    def note(length: int, what: str, seconds: float, cached: int) -> None:
-        found[length].setdefault(what, []).append(seconds)
-        if (cached >= 0.9 * length) != (what != "computed"):
-            print(f"{what}: {cached} of {length} tokens were cached")
-
-    llm = LLM(args.shape, kv_tiers=f"ram=3GiB,{disk}", **options)
-    for length, several in prompts.items():
-        for prompt in several:
-            note(length, "computed", *first_token(llm, prompt))
-            note(length, "cached", *first_token(llm, prompt))
-            for _ in range(2):  # others take its place
-                first_token(llm, [rng.randrange(5, 4000) for _ in range(longest - 2)])
-            note(length, "ram", *first_token(llm, prompt))
-    llm.close()
-    block = 0
-    for warm in ("cold", "warm"):
-        llm = LLM(args.shape, kv_tiers=disk, **options)
+    found = restores(args, options, disk, prompts)
+    delay = delays(args, options, disk, prompts[max(args.lengths)])
+    with LLM(args.shape, kv_tiers=disk, **options) as llm:
         block = ready(llm)
-        first_token(llm, prompts[args.lengths[0]][0])  # the first step of an engine
-        for length, several in prompts.items():
-            for prompt in several:
-                if warm == "cold":
-                    drop(args.folder)
-                note(length, warm, *first_token(llm, prompt))
-        llm.close()
-    with kv_server(args.folder) as remote:
-        for what in ("sent", "remote"):
-            llm = LLM(args.shape, kv_tiers=remote, **options)
-            ready(llm)
-            first_token(llm, prompts[args.lengths[0]][0])
-            for length, several in prompts.items():
-                for prompt in several:
-                    took = first_token(llm, prompt)
-                    if what == "remote":
-                        note(length, what, *took)
-            llm.close()
-    delay = decode_delay(args, options, disk, prompts[max(args.lengths)])
-    rate = read_rate(args.folder, block * max(args.lengths) // 16)
-    rows = []
-    for length, each in found.items():
-        seconds = {what: median(values) for what, values in each.items()}
-        restored = seconds["cold"] - seconds["cached"]
-        rows.append(
-            {"length": length, **{what: round(1e3 * value, 2) for what, value in seconds.items()},
-             "computed / ram": round(seconds["computed"] / seconds["ram"], 1),
-             "computed / cold": round(seconds["computed"] / seconds["cold"], 1),
-             "share of the disk's rate": round(length // 16 * block / restored / rate, 2)}
-        )  # fmt: skip
-    steps = {what: [round(1e3 * median(values), 2), len(values)] for what, values in delay.items()}
-    ratios = [value / median(delay["alone"]) for value in delay["fetching"]]
-    told = f"median {median(ratios):.3f}, quartiles {quantiles(ratios)[0]:.3f} to {quantiles(ratios)[2]:.3f}"
-    if args.json:
-        print(json.dumps({"disk_bytes_per_second": rate, "block_bytes": block, "rows": rows}))
-        return
-    print(f"the disk reads {rate / 1e9:.2f} GB/s; a block of 16 tokens has {block:,} bytes; times in ms")
-    print(f"| {' | '.join(rows[0])} |\n|{'--:|' * len(rows[0])}")
-    for row in rows:
-        print(f"| {' | '.join(map(str, row.values()))} |")
-    print(f"steps of one row, in ms, and their number: {steps}; while fetching / alone: {told}")
+    report(found, delay, block, read_rate(args.folder, block * max(args.lengths) // 16))
+    shutil.rmtree(args.folder)
 
 
 if __name__ == "__main__":

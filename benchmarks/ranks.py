@@ -2,7 +2,8 @@
 
 One process of two threads and of one, two ranks of one thread, and two stages of one thread, in turns; the latter two
 also on "two hosts", which meet at an address of the loopback. Prompts, and sequences that decode; the time of
-collectives; the memory of each process beside the plan. `--only` takes the plans whose names have these words.
+collectives; the memory of each process beside the plan. `--only` takes the plans whose names have these words. `--what
+memory` compares what each rank holds with its part of the plan, `--what bubbles` the idle time of stages with formulas.
 
 Bounds of two stages, from what one process takes for a step of half of the sequences: with one thread the share of the
 dearest stage (the stage bound), with two threads all of it (the machine's).
@@ -28,6 +29,8 @@ import numpy as np
 
 from quire import LLM, SamplingParams
 from quire.config.launched import variables_of
+from quire.config.shipped import shipped_models
+from quire.executor.native import NativeKind
 from quire.planner.shapes import SHAPES
 from quire.program.cost import step_cost
 from quire.program.ops.collectives import AllGather, AllReduce, AllToAll
@@ -41,6 +44,12 @@ PLANS: dict[str, dict[str, Any]] = {
     STAGES: {"threads": 1, "pipeline_parallel_size": 2},
     "2 ranks on 2 hosts": {"threads": 1, "tensor_parallel_size": 2, "nnodes": 2},
     "2 stages on 2 hosts": {"threads": 1, "pipeline_parallel_size": 2, "nnodes": 2},
+}
+COMMON: dict[str, Any] = {
+    "max_model_len": 1536,
+    "num_kv_blocks": 512,
+    "max_num_seqs": 32,
+    "enable_prefix_caching": False,
 }
 PROMPTS, DECODING = (256, 1024), (1, 2, 4, 8, 16, 32)
 COLLECTIVES = (AllGather, AllReduce, AllToAll)
@@ -74,6 +83,68 @@ def bounds(found: dict[str, Any], share: float) -> dict[str, float]:
     return made
 
 
+def seconds_of(llm: LLM, rows: int, prompt: int, tokens: int) -> tuple[float, float]:
+    """Seconds that so many prompts and their tokens take, and the mean over ranks of those in which a rank works."""
+    ranks = llm.built.ranks
+    assert ranks is not None
+    prompts = [np.random.default_rng(row).integers(3, 200, prompt).tolist() for row in range(rows)]
+    before, began = ranks.worked(), time.perf_counter()
+    params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+    llm.generate(prompts, params, use_tqdm=False)
+    spent = time.perf_counter() - began
+    worked = [later[0] - earlier[0] for later, earlier in zip(ranks.worked(), before, strict=True)]
+    return spent, statistics.fmean(worked)
+
+
+def bubbles(llm: LLM) -> dict[str, tuple[float, float]]:
+    """The share of the time in which two stages idle, as measured, and by the formula: n steps one after the other, of
+    which the dearest stage takes a share s, take 1 + (n - 1) s times the time of one in which nothing overlaps. A
+    sequence that decodes alone has no step beside its own. What is measured is of whole requests: prompts of those
+    that decode have 4 tokens, others are taken in chunks of 64."""
+    found, share = {}, dearest_share(llm)
+    for name, rows, prompt, tokens, steps in (
+        ("decode 1", 1, 4, 33, 1),
+        ("decode 8", 8, 4, 25, 2 * 25),
+        ("decode 32", 32, 4, 17, 2 * 17),
+        ("prefill 256", 1, 256, 1, 4),
+        ("prefill 1024", 1, 1024, 1, 16),
+    ):
+        spent, worked = seconds_of(llm, rows, prompt, tokens)
+        formula = 1 - steps / 2 / (1 + (steps - 1) * share)
+        found[name] = round(1 - worked / spent, 3), round(formula, 3)
+    return found
+
+
+def memory_beside_plan(folder: Path, options: dict[str, Any]) -> list[dict[str, float]]:
+    """Of each rank's process, in MiB: what the plan says of its weights, cache and tables, and the memory that it has
+    to itself besides an interpreter, once all of its cache has been used. Activations are in memory that ranks share.
+    An interpreter is what a rank of quire-mini holds besides its plan."""
+    common: dict[str, Any] = {
+        "max_model_len": 1152,
+        "num_kv_blocks": 72,
+        "enable_prefix_caching": False,
+        "weight_cache": "off",
+    }
+    found: list[list[tuple[int, int]]] = []
+    for model in (shipped_models()["quire-mini"], folder):
+        given = common | options | ({"load_format": "random"} if model is folder else {})
+        with LLM(model, progress=False, **given) as llm:
+            params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+            llm.generate([[5] * 1136], params, use_tqdm=False)
+            assert llm.built.ranks is not None
+            programs, kind = llm.built.ranks.programs, NativeKind(options["threads"])
+            parts = [kind.planned_bytes(program, llm.built.plan.limits) for program in programs]
+            own = [sum(each.values()) - each["activations"] for each in parts]
+            pids = llm.built.ranks.pids
+            found.append([(own[rank], memory_of(pid, "Pss_Anon:")) for rank, pid in pids.items()])
+    small, large = found
+    made = []
+    for (other, interpreter), (planned, whole) in zip(small, large, strict=True):
+        held = whole - (interpreter - other)
+        made.append({"planned": planned / 2**20, "held": held / 2**20, "ratio": held / planned})
+    return made
+
+
 def dearest_share(llm: LLM) -> float:
     """Of the bytes of a step: the share of the stage that reads most."""
     assert llm.built.ranks is not None
@@ -81,10 +152,10 @@ def dearest_share(llm: LLM) -> float:
     return max(costs) / sum(costs)
 
 
-def memory_of(pid: int) -> int:
+def memory_of(pid: int, kind: str = "Pss:") -> int:
     """Bytes of a process, of which a page that several share counts in parts."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
 
 
 @contextmanager
@@ -131,13 +202,7 @@ def run(folder: Path, rounds: int, plans: dict[str, dict[str, Any]]) -> dict[str
     share = 1.0
     for number in range(rounds):
         for name, options in plans.items():
-            common: dict[str, Any] = {
-                "max_model_len": 1536,
-                "num_kv_blocks": 512,
-                "max_num_seqs": 32,
-                "enable_prefix_caching": False,
-            }
-            with opened(folder, {"load_format": "random", **common, **options}) as llm:
+            with opened(folder, {"load_format": "random", **COMMON, **options}) as llm:
                 for what, rate in measure(llm).items():
                     rates[name].setdefault(what, []).append(rate)
                 if "tensor_parallel_size" in options:
@@ -183,12 +248,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="qwen3-0.6b", choices=sorted(SHAPES))
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--what", default="rates", choices=("rates", "memory", "bubbles"))
     parser.add_argument("--only", default="", help="words of the names of plans, separated by commas")
     args = parser.parse_args()
     plans = {name: each for name, each in PLANS.items() if any(word in name for word in args.only.split(","))}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[args.shape]))
-        print(json.dumps(run(Path(folder), args.rounds, plans), indent=1))
+        if args.what == "rates":
+            print(json.dumps(run(Path(folder), args.rounds, plans), indent=1))
+            return
+        found: dict[str, Any] = {}
+        for name, each in plans.items():
+            if args.what == "memory" and len(each) == 2:
+                found[name] = memory_beside_plan(Path(folder), each)
+            elif args.what == "bubbles" and name == STAGES:
+                with opened(Path(folder), {"load_format": "random", **COMMON, **each}) as llm:
+                    found[name] = bubbles(llm)
+        print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -203,7 +203,7 @@ class Memory:
     def comes(self, block: int, name: Name) -> bool:
         return False
 
-    def arrived(self) -> tuple[()]:
+    def arrived(self, most: int) -> tuple[()]:
         return ()
 
     def get(self, name: Name) -> Any:

@@ -1,11 +1,12 @@
-"""The simulator beside a server: four kinds of load at three rates below saturation, python -m benchmarks.simulated.
+"""The simulator beside a server: four kinds of load at three rates, python -m benchmarks.simulated FOLDER.
 
-Each trial serves a load with a log, then simulates the requests of that log as they were. The rates are shares of the
-rate at which requests are served that all come at once. `--kinds` and `--seconds` bound how long it takes; results are
-appended to FILE as lines of JSON, and `--report` prints the tables of all that are there.
+Each trial serves a load and keeps the log of the server in FOLDER, KIND-RATE.qlog; rates are shares of that at which
+requests are served that all come at once. `--report` simulates the requests of each log and prints the tables: with the
+step times and deviations of the same log, with those of its first half for the requests of the second, which it has not
+seen, and with those of a log of another rate.
 
-With `--knee` the same requests come at rising rates, and the log of the lowest says at which of them fewer than nine of
-ten would keep the objectives: beside the rate at which they do.
+With `--knee` the same requests come at rising rates, into knee-KIND-RATE.qlog, and the log of the lowest says at which
+of them fewer than nine of ten would keep the objectives: beside the rate at which they do.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,21 +21,21 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from quire.bench.fitted_steps import fit_steps, timed_steps
 from quire.bench.request_metrics import summarize
-from quire.bench.scenario import scenario_of_log
-from quire.bench.simulated_arrivals import load_of_log
+from quire.bench.scenario import Scenario, scenario_like, scenario_of_log
+from quire.bench.simulated_arrivals import RecordedLoad, load_of_log
 from quire.bench.what_if import FIGURES
 from quire.core.cost_model import StepCostModel
-from quire.objectives import parse_slo
+from quire.objectives import SLO, parse_slo
 from quire.steplog import log_rows as rows
-from quire.steplog.log_files import read_log
+from quire.steplog.log_files import Log, read_log
 
 KINDS = {
     "chat": "--input-len 50-350 --output-len 20-100",
@@ -46,8 +46,13 @@ KINDS = {
 SHARES = (0.2, 0.4, 0.6)
 OBJECTIVES = ("ttft:200", "tpot:20")
 _ALL_AT_ONCE = 48  # requests
+_LEAST = 20  # requests of a trial
 _KEPT = 0.9  # of the requests, up to the knee
 _KNEE_SHARES = (0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3)
+_SEEDS = (1, 2, 3)  # of simulations with the deviations of another log
+_SHOWN = tuple(name for name in FIGURES if name.startswith(("ttft", "tpot", "e2el", "goodput")))
+
+Trials = Mapping[str, Mapping[float, Log]]  # by kind and rate
 
 
 @contextmanager
@@ -90,11 +95,12 @@ def _answers(url: str) -> bool:
         return False
 
 
-def load(url: str, kind: str, rate: float, requests: int) -> dict[str, Any]:
-    """What the client saw of so many requests."""
+def load(url: str, kind: str, rate: float, requests: int, *words: str) -> dict[str, Any]:
+    """What the client saw of so many requests; `words` are further options of it."""
     command = [
-        sys.executable, "-m", "quire", "bench", "serve", url, *KINDS[kind].split(), "--rate", f"{rate:.3f}",
-        "--num-requests", str(requests), "--quiet", "--json",
+        sys.executable, "-m", "quire", "bench", "serve", url, "--api", "completions", *KINDS[kind].split(),
+        "--rate", f"{rate:.3f}",
+        "--num-requests", str(requests), "--quiet", "--json", *words,
     ]  # fmt: skip
     if rate == float("inf"):
         command = [word for word in command if word not in {"--arrival", "gamma", "--burstiness", "0.25"}]
@@ -103,29 +109,31 @@ def load(url: str, kind: str, rate: float, requests: int) -> dict[str, Any]:
     return found
 
 
-def trial(kind: str, rate: float, seconds: float, words: list[str], keep: Path | None) -> dict[str, Any]:
-    """Measured and simulated figures of one load; its log is kept in the folder `keep`, if there is one."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "a.qlog"
-        with server(log, words) as url:
-            load(url, kind, rate, max(20, int(rate * seconds)))
-        written = read_log(log)
-        recorded, fifty = load_of_log(written), error_after(written.rows, 50)
-        if keep is not None:
-            shutil.copy(log, keep / f"{kind.replace(' ', '-')}-{rate:.0f}.qlog")
-    slo = parse_slo(OBJECTIVES)
-    was = summarize(recorded.records, slo).metrics()
-    runs = [summarize(scenario_of_log(recorded).run(seed)[0].records, slo).metrics() for seed in range(3)]
-    found = {}
-    for name in FIGURES:
-        values = [run[name].value for run in runs if name in run]
-        measured = was[name].value if name in was else None
-        if measured and values and None not in values:
-            found[name] = (measured, sum(value for value in values if value is not None) / len(values))
+def record(kind: str, rate: float, requests: int, words: list[str], log: Path) -> None:
+    """Serve a load with a log."""
+    with server(log, words) as url:
+        load(url, kind, rate, requests)
+
+
+def recorded(folder: Path, *, knee: bool) -> Trials:
+    """The logs in a folder, at rising rates."""
+    found: dict[str, dict[float, Log]] = {}
+    for path in sorted(folder.glob("*.qlog")):
+        kind, rate = path.stem.rsplit("-", 1)
+        if kind.startswith("knee ") == knee:
+            found.setdefault(kind.removeprefix("knee "), {})[float(rate)] = read_log(path)
+    return {kind: dict(sorted(logs.items())) for kind, logs in found.items()}
+
+
+def simulated(scenario: Scenario, slo: SLO, seeds: Iterable[int]) -> dict[str, float]:
+    """The figures of a simulation, means over seeds."""
+    runs = [summarize(scenario.run(seed)[0].records, slo).metrics() for seed in seeds]
+    values = {name: [run[name].value for run in runs if name in run] for name in _SHOWN}
     return {
-        "kind": kind, "rate": rate, "requests": len(recorded.arrivals), "steps": recorded.fit.steps,
-        "step_error": recorded.fit.error, "error_after_50": fifty, "figures": found,
-    }  # fmt: skip
+        name: fmean(value for value in seen if value is not None)
+        for name, seen in values.items()
+        if seen and None not in seen
+    }
 
 
 def error_after(log: Sequence[rows.AnyRow], count: int) -> float | None:
@@ -135,27 +143,76 @@ def error_after(log: Sequence[rows.AnyRow], count: int) -> float | None:
         return None
     fit = fit_steps(log[: steps[count]], StepCostModel().weights)
     later = list(timed_steps(log))[count:]
-    return median(abs(fit.seconds(features) / seconds - 1) for features, seconds in later if seconds)
+    return median(abs(fit.seconds(features) / seconds - 1) for _, features, seconds in later if seconds)
 
 
-def knee_trial(kind: str, most: float, requests: int, words: list[str]) -> dict[str, Any]:
-    """The share of requests that keep the objectives at rising rates, measured and simulated from the lowest."""
-    slo, found, first = parse_slo(OBJECTIVES), [], None
-    for share in _KNEE_SHARES:
-        with tempfile.TemporaryDirectory() as folder:
-            log = Path(folder) / "a.qlog"
-            with server(log, words) as url:
-                load(url, kind, share * most, requests)
-            recorded = load_of_log(read_log(log))
-        first = first or scenario_of_log(recorded)
-        faster = first.faster(share / _KNEE_SHARES[0])
-        kept = [
-            summarize(recorded.records, slo),
-            *(summarize(faster.run(i)[0].records, slo) for i in range(3)),
-        ]
-        was, *runs = [one.goodput.share for one in kept if one.goodput is not None]
-        found.append((share * most, was, sum(runs) / len(runs)))
-    return {"kind": kind, "rows": found, "measured": knee_of(found, 1), "simulated": knee_of(found, 2)}
+def parts_of(log: Log) -> tuple[RecordedLoad, RecordedLoad]:
+    """What the first half of a log says, and the requests of the second half."""
+    whole = load_of_log(log)
+    middle = min(record.scheduled for record in whole.records) + whole.hours * 1800
+    cut = next(i for i, row in enumerate(log.rows) if isinstance(row, rows.Step) and row.at / 1e9 > middle)
+    return load_of_log(Log(log.rows[:cut], log.damage)), load_of_log(log, last=whole.hours * 1800)
+
+
+def report_trials(trials: Trials, slo: SLO) -> None:
+    """A table for each source of step times, and how far all errors are from 0."""
+    head = f"| load | requests/s | requests | {' | '.join(_SHOWN)} |\n|---|--:|--:|{'--:|' * len(_SHOWN)}"
+    for source in ("the same log, in the same second", "the half of the log before", "a log of another rate"):
+        print(f"Step times and deviations of {source}:\n\n{head}")
+        seen: dict[str, list[float]] = {}
+        for kind, logs in trials.items():
+            for rate, log in logs.items():
+                own = load_of_log(log)
+                scenario = scenario_of_log(own)
+                seeds: tuple[int, ...] = _SEEDS
+                if source.startswith("the same"):
+                    seeds = (0,)
+                elif source.startswith("the half"):
+                    before, own = parts_of(log)
+                    scenario = scenario_like(own, before)
+                else:
+                    rest = [one for at, one in logs.items() if at > rate]
+                    rest += [one for at, one in logs.items() if at < rate]
+                    scenario = scenario_like(own, load_of_log(rest[0]) if rest else own)
+                then, was = simulated(scenario, slo, seeds), summarize(own.records, slo).metrics()
+                cells = []
+                for name in _SHOWN:
+                    real = was[name].value if name in was else None
+                    error = then[name] / real - 1 if real and name in then else 0.0
+                    seen.setdefault(name, []).append(abs(error))
+                    cells.append(f"{real or 0:.3g}, {100 * error:+.0f} %")
+                print(f"| {kind} | {rate:.1f} | {len(own.records)} | {' | '.join(cells)} |")
+        for word, sum_up in (("median", median), ("largest", max)):
+            print(
+                f"| {word} error | | | {' | '.join(f'{sum_up(seen[name]):.1%}' for name in _SHOWN if name in seen)} |"
+            )
+        print()
+
+
+def report_steps(folder: Path) -> None:
+    """How well steps are fitted."""
+    print("| log | steps | error of the fit | fitted to the first 50 |\n|---|--:|--:|--:|")
+    for path in sorted(folder.glob("*.qlog")):
+        log = read_log(path)
+        fit, after = load_of_log(log).fit, error_after(log.rows, 50)
+        print(f"| {path.stem} | {fit.steps} | {fit.error:.1%} | {'–' if after is None else f'{after:.1%}'} |")
+
+
+def report_knees(trials: Trials, slo: SLO) -> None:
+    """The share of requests that keep the objectives at rising rates, measured, and simulated from the lowest."""
+    print("| load | requests/s: kept, simulated | knee | simulated | error |\n|---|---|--:|--:|--:|")
+    for kind, logs in trials.items():
+        lowest, *_ = logs
+        first, found = scenario_of_log(load_of_log(logs[lowest])), []
+        for rate, log in logs.items():
+            own = load_of_log(log)
+            runs = [summarize(first.faster(rate / lowest).run(seed)[0].records, slo) for seed in _SEEDS]
+            kept = [one.goodput.share for one in (summarize(own.records, slo), *runs) if one.goodput]
+            found.append((rate, kept[0], fmean(kept[1:])))
+        shares = ", ".join(f"{rate:.1f}: {was:.0%}, {then:.0%}" for rate, was, then in found)
+        was, then = knee_of(found, 1), knee_of(found, 2)
+        knees = " | ".join("–" if knee is None else f"{knee:.1f}" for knee in (was, then))
+        print(f"| {kind} | {shares} | {knees} | {f'{then / was - 1:+.0%}' if was and then else '–'} |")
 
 
 def knee_of(shares: Sequence[tuple[float, ...]], column: int) -> float | None:
@@ -167,54 +224,40 @@ def knee_of(shares: Sequence[tuple[float, ...]], column: int) -> float | None:
     return None
 
 
-def report(path: Path) -> None:
-    """The tables of all trials in a file: errors of the simulator, and knees."""
-    names = [name for name in FIGURES if name.startswith(("ttft", "tpot", "e2el", "goodput"))]
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    head = f"| load | requests/s | {' | '.join(names)} | step error; fitted to 50 steps |"
-    print(f"{head}\n|---|---|{'---|' * len(names)}--:|")
-    for one in (each for each in found if "figures" in each):
-        figures = [one["figures"].get(name, (0.0, 0.0)) for name in names]
-        cells = [f"{was:.3g}, {100 * (then / was - 1) if was else 0:+.0f} %" for was, then in figures]
-        errors = "; ".join(
-            "–" if error is None else f"{error:.1%}" for error in (one["step_error"], one["error_after_50"])
-        )
-        print(f"| {one['kind']} | {one['rate']:.1f} | {' | '.join(cells)} | {errors} |")
-    print("\n| load | requests/s: kept, simulated | knee | simulated | error |\n|---|---|--:|--:|--:|")
-    for one in (each for each in found if "rows" in each):
-        shares = ", ".join(f"{rate:.1f}: {was:.0%}, {then:.0%}" for rate, was, then in one["rows"])
-        was, then = one["measured"], one["simulated"]
-        error = f"{then / was - 1:+.0%}" if was and then else "–"
-        knees = " | ".join("–" if knee is None else f"{knee:.1f}" for knee in (was, then))
-        print(f"| {one['kind']} | {shares} | {knees} | {error} |")
-
-
 def main() -> None:
     """Run trials, or print what there is."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--shares", nargs="+", type=float, default=SHARES)
+    parser.add_argument("--shares", nargs="+", type=float, default=None)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the logs")
     parser.add_argument("--knee", action="store_true", help="the rate up to which objectives are kept")
     parser.add_argument("--requests", type=int, default=200, help="at each rate of --knee")
+    parser.add_argument("--goodput", nargs="+", default=OBJECTIVES, help="objectives of --report")
     parser.add_argument("--report", action="store_true")
-    parser.add_argument("words", nargs="*", help="model and options of the server")
+    parser.add_argument(
+        "--serve", nargs=argparse.REMAINDER, default=[], help="model and options of the server"
+    )
     args = parser.parse_args()
     if args.report:
-        report(args.file)
+        slo = parse_slo(args.goodput)
+        report_trials(recorded(args.folder, knee=False), slo)
+        report_knees(recorded(args.folder, knee=True), slo)
+        report_steps(args.folder)
         return
+    args.folder.mkdir(parents=True, exist_ok=True)
     for kind in args.kinds:
-        with tempfile.TemporaryDirectory() as folder, server(Path(folder) / "a.qlog", args.words) as url:
+        with tempfile.TemporaryDirectory() as folder, server(Path(folder) / "a.qlog", args.serve) as url:
             most = load_rate(load(url, kind, float("inf"), _ALL_AT_ONCE))
-        for share in [None] if args.knee else args.shares:
-            if share is None:
-                found = knee_trial(kind, most, args.requests, args.words)
-            else:
-                found = trial(kind, share * most, args.seconds, args.words, args.keep)
-            with args.file.open("a") as file:
-                file.write(json.dumps(found) + "\n")
+        for old in args.folder.glob(f"{'knee ' * args.knee}{kind}-*.qlog"):
+            old.unlink()
+        for share in args.shares or (_KNEE_SHARES if args.knee else SHARES):
+            rate = share * most
+            count = args.requests if args.knee else max(_LEAST, int(rate * args.seconds))
+            log = args.folder / f"{'knee ' * args.knee}{kind}-{rate:06.2f}.qlog"
+            record(kind, rate, count, args.serve, log)
 
 
 def load_rate(found: dict[str, Any]) -> float:

@@ -43,6 +43,7 @@ import tokenizers
 import uvloop
 from benchmarks.pairs import interval
 
+from quire.bench.statistics import percentile
 from quire.config import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import GenerateAsk
@@ -186,7 +187,7 @@ def ask_health(port: int, ending: Any, done: Any) -> None:
 
 def share(values: list[float], part: float) -> float:
     """A quantile of sorted values, in milliseconds."""
-    return values[min(len(values) - 1, int(part * len(values)))] * 1e3 if values else float("nan")
+    return 1e3 * percentile(values, 100 * part) if values else float("nan")
 
 
 class Bare(AsyncEngine):

@@ -125,11 +125,12 @@ void bind_building(nb::class_<Executor>& c) {
       .def(
           "add_buffer",
           [](Executor& e, const std::string& name, int cols, int pitch, DType dtype, size_t offset, size_t scales_at,
-             size_t numbers_at, int group, bool rotated, bool logits, int per) {
-            e.add_buffer(name, {cols, pitch, dtype, offset, scales_at, numbers_at, group, rotated, logits, per});
+             size_t numbers_at, int group, bool rotated, bool logits, int per, bool shared) {
+            e.add_buffer(name,
+                         {cols, pitch, dtype, offset, scales_at, numbers_at, group, rotated, logits, per, shared});
           },
           nb::kw_only(), "name"_a, "cols"_a, "pitch"_a, "dtype"_a, "offset"_a, "scales_at"_a, "numbers_at"_a, "group"_a,
-          "rotated"_a, "logits"_a, "per"_a)
+          "rotated"_a, "logits"_a, "per"_a, "shared"_a)
       .def(
           "add_kv_layer",
           [](Executor& e, int group, int kv_heads, int head_dim, size_t offset, quire::KVType type,
@@ -152,8 +153,15 @@ void bind_building(nb::class_<Executor>& c) {
 void bind_experts(nb::class_<Executor>& c) {
   c.def(
        "place_experts",
-       [](Executor& e, int router, const std::vector<int32_t>& places) { e.experts(router).put(places); }, "router"_a,
-       "places"_a, "The place of each expert of a router, whose weights are there.")
+       [](Executor& e, int router, const std::vector<int32_t>& experts) { e.experts(router).put(experts); }, "router"_a,
+       "experts"_a, "The expert at each place of a router, whose weights are there.")
+      .def(
+          "share_experts",
+          [](Executor& e, quire::Group& group, int rank, uintptr_t shown) {
+            e.share_experts(group, rank, reinterpret_cast<char*>(shown));
+          },
+          nb::keep_alive<1, 2>(), "group"_a, "rank"_a, "shown"_a,
+          "Meet the ranks of all replicas that share experts there; shown: the address of the rows that this one shows.")
       .def(
           "take_expert_pairs", [](Executor& e, int router) { return e.experts(router).take_pairs(); }, "router"_a,
           "Pairs of (token, expert) that each place has had since the last call.")

@@ -54,6 +54,7 @@ struct Buffer {
   int group;
   bool rotated, logits;  // logits: its rows are those whose logits are wanted, else tokens
   int per;               // rows for each of them
+  bool shared;           // of the tokens of all replicas that share experts
   const Arena* arena = nullptr;
 
   char* data() const { return arena->data() + offset; }
@@ -110,6 +111,11 @@ struct Context {
   Group* group = nullptr;
   std::atomic<bool> apart{false};
 
+  // The same of the ranks of all replicas that share experts, and this one's place for rows that it shows them.
+  int sharers = 1, sharer = 0;
+  Group* share = nullptr;
+  char* shown = nullptr;
+
   // From bind() on.
   Limits limits;
   StepPointers step;
@@ -123,10 +129,11 @@ struct Context {
 
   // Of the step that runs.
   int tokens = 0, rows = 0, logit_rows = 0;
+  int shared_tokens = 0, first_shared = 0;  // of all replicas that share experts; where those of this one begin
   std::vector<TilePiece> pieces;
   std::vector<Mirror> mirrors;  // of pieces
 
-  int rows_of(const Buffer& b) const { return (b.logits ? logit_rows : tokens) * b.per; }
+  int rows_of(const Buffer& b) const { return (b.logits ? logit_rows : b.shared ? shared_tokens : tokens) * b.per; }
   // Rows of a task of an op by rows: a few, but all threads get some.
   int rows_of_task(int rows) const;
   // Tokens [begin, end) of a row of the step, and a layer's cache of the row.

@@ -96,6 +96,15 @@ void Executor::join(Group& group, int rank) {
   context_.rank = rank;
 }
 
+void Executor::share_experts(Group& group, int rank, char* shown) {
+  if (group.size() != context_.sharers || rank < 0 || rank >= context_.sharers)
+    throw std::invalid_argument("rank: " + std::to_string(rank) + " of a group of " + std::to_string(group.size()) +
+                                " does not fit experts of " + std::to_string(context_.sharers) + " ranks");
+  context_.share = &group;
+  context_.sharer = rank;
+  context_.shown = shown;
+}
+
 const Buffer& Executor::buffer(const std::string& name) const {
   const auto found = context_.buffer_names.find(name);
   if (found == context_.buffer_names.end()) throw std::invalid_argument("no buffer is named '" + name + "'");
@@ -184,6 +193,7 @@ void Executor::run_ops(size_t begin, size_t end) {
   if (stop_after_ >= 0) end = std::min(end, static_cast<size_t>(stop_after_) + 1);
   if (begin >= end) return;
   if (context_.ranks > 1 && !context_.group) throw std::runtime_error("a program of several ranks runs after join");
+  if (context_.sharers > 1 && !context_.share) throw std::runtime_error("shared experts run after share_experts");
   deal(begin, end);
   auto job = [&](int thread) { step(begin, end, thread); };
   kv_pages_->begin();

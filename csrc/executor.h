@@ -38,6 +38,9 @@ class Executor {
   void use_step(const StepPointers& step) { context_.step = step; }
   // Meet the other ranks of the program there, from the next step on; the group outlives the executor.
   void join(Group& group, int rank);
+  // The same of the ranks of all replicas that share experts; `shown` is where this one puts rows for them, in memory that
+  // outlives the executor.
+  void share_experts(Group& group, int rank, char* shown);
 
   // ---- running --------------------------------------------------------------------------------------------------
   void run(int tokens, int rows, int logit_rows);

@@ -5,7 +5,7 @@
 
 namespace quire {
 
-LocalGroup::LocalGroup(int size) {
+LocalGroup::LocalGroup(int size, bool uneven) : uneven_(uneven) {
   if (size < 1) throw std::invalid_argument("size: a group has at least one rank");
   shown_.resize(static_cast<size_t>(size));
 }
@@ -25,7 +25,8 @@ bool LocalGroup::meet() {
 bool LocalGroup::exchange(int rank, const Shown& mine, const std::function<void(const std::vector<Shown>&)>& take) {
   shown_[static_cast<size_t>(rank)] = mine;
   if (!meet()) return false;
-  const bool same = std::all_of(shown_.begin(), shown_.end(), [&](const Shown& s) { return s.rows == mine.rows; });
+  const bool same = uneven_ ||
+                    std::all_of(shown_.begin(), shown_.end(), [&](const Shown& s) { return s.rows == mine.rows; });
   if (same) take(shown_);
   return meet() && same;
 }

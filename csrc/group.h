@@ -26,14 +26,16 @@ class Group {
   virtual ~Group() = default;
   virtual int size() const = 0;
   // Show rows to every rank, and call take() with what all of them show, in the order of ranks; the rows stay as they are
-  // until all have taken. False, without taking, when a rank has left or shows another number of rows.
+  // until all have taken. False, without taking, when a rank has left or, unless they are uneven, shows another number of
+  // rows.
   virtual bool exchange(int rank, const Shown& mine, const std::function<void(const std::vector<Shown>&)>& take) = 0;
 };
 
 // Ranks in threads of one process.
 class LocalGroup final : public Group {
  public:
-  explicit LocalGroup(int size);
+  // `uneven`: each rank may show another number of rows.
+  explicit LocalGroup(int size, bool uneven = false);
   int size() const override { return static_cast<int>(shown_.size()); }
   bool exchange(int rank, const Shown& mine, const std::function<void(const std::vector<Shown>&)>& take) override;
   // A rank that will not come: whoever waits for it, now or later, does so no longer.
@@ -43,6 +45,7 @@ class LocalGroup final : public Group {
   bool meet();
 
   std::vector<Shown> shown_;
+  const bool uneven_;
   Gate gate_;
   std::atomic<int> arrived_{0};
   std::atomic<bool> left_{false};

@@ -19,11 +19,15 @@ namespace {
 
 constexpr auto kBeat = std::chrono::milliseconds(50);
 
+uint64_t nanoseconds_since(std::chrono::steady_clock::time_point begin) {
+  return static_cast<uint64_t>(std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count());
+}
+
 }  // namespace
 
 // All zeros at first. No two ranks write to one cache line, where they meet aside.
 struct alignas(kAlignment) SharedRanks::Line {
-  std::atomic<uint64_t> beats, worked;
+  std::atomic<uint64_t> beats, worked, waited;
   std::atomic<uint32_t> finished;  // number of the last command that the rank is done with
   std::atomic<int32_t> result;
   struct {
@@ -90,6 +94,7 @@ SharedRanks::Line& SharedRanks::line(int rank) const { return header().lines[ran
 bool SharedRanks::left() const { return header().left.load(); }
 uint64_t SharedRanks::beats(int rank) const { return line(rank).beats.load(std::memory_order_relaxed); }
 uint64_t SharedRanks::worked(int rank) const { return line(rank).worked.load(std::memory_order_relaxed); }
+uint64_t SharedRanks::waited(int rank) const { return line(rank).waited.load(std::memory_order_relaxed); }
 int32_t SharedRanks::result(int rank) const { return line(rank).result.load(std::memory_order_acquire); }
 
 void SharedRanks::leave() {
@@ -120,16 +125,19 @@ bool SharedRanks::hear(Command& command) {
 }
 
 void SharedRanks::finish(int32_t result) {
-  const auto worked = std::chrono::steady_clock::now() - began_;
-  line(rank_).worked.fetch_add(static_cast<uint64_t>(std::chrono::nanoseconds(worked).count()),
-                               std::memory_order_relaxed);
+  line(rank_).worked.fetch_add(nanoseconds_since(began_), std::memory_order_relaxed);
   line(rank_).result.store(result, std::memory_order_relaxed);
   line(rank_).finished.store(header().number.load(std::memory_order_relaxed), std::memory_order_release);
   header().done.open();
 }
 
-void SharedRanks::finished(int rank, int32_t result, uint64_t worked) {
+void SharedRanks::wait_more(uint64_t nanoseconds) {
+  line(rank_).waited.fetch_add(nanoseconds, std::memory_order_relaxed);
+}
+
+void SharedRanks::finished(int rank, int32_t result, uint64_t worked, uint64_t waited) {
   line(rank).worked.store(worked, std::memory_order_relaxed);
+  line(rank).waited.store(waited, std::memory_order_relaxed);
   line(rank).result.store(result, std::memory_order_relaxed);
   line(rank).finished.store(header().number.load(std::memory_order_relaxed), std::memory_order_release);
   header().done.open();
@@ -150,12 +158,32 @@ bool SharedRanks::wait(int first, int count) {
   return true;
 }
 
+void SharedRanks::begin_round(uint32_t round) {
+  auto& number = header().number;
+  uint32_t seen = number.load(std::memory_order_relaxed);
+  while (static_cast<int32_t>(round - seen) > 0 &&
+         !number.compare_exchange_weak(seen, round, std::memory_order_release)) {
+  }
+  header().said.open();
+}
+
+bool SharedRanks::await_round(uint32_t round) {
+  const uint32_t before = header().said.value();
+  if (!left() && this->round() == round) header().said.wait_while(before, false);
+  return !left();
+}
+
+uint32_t SharedRanks::round() const { return header().number.load(std::memory_order_acquire); }
+void SharedRanks::rouse() { header().said.open(); }
+
 bool SharedRanks::meet(int first, int count) {
   Line& at = line(first);
   const uint32_t before = at.met.value();
   if (left()) return false;
   if (at.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < count) {
+    const auto since = std::chrono::steady_clock::now();
     at.met.wait_while(before, !crowded_);
+    wait_more(nanoseconds_since(since));
   } else {
     at.arrived.store(0, std::memory_order_relaxed);
     at.met.open();
@@ -172,7 +200,8 @@ Shown SharedRanks::shown(int rank) const {
   return {data_ + found.offset, found.pitch, found.bytes, found.rows, 0};
 }
 
-SharedGroup::SharedGroup(SharedRanks& ranks, int first, int size) : ranks_(ranks), first_(first) {
+SharedGroup::SharedGroup(SharedRanks& ranks, int first, int size, bool uneven)
+    : ranks_(ranks), first_(first), uneven_(uneven) {
   if (first < 0 || size < 1 || first + size > ranks.size())
     throw std::invalid_argument("a group of ranks that are not there");
   shown_.resize(static_cast<size_t>(size));
@@ -182,7 +211,8 @@ bool SharedGroup::exchange(int rank, const Shown& mine, const std::function<void
   ranks_.show(first_ + rank, mine);
   if (!ranks_.meet(first_, size())) return false;
   for (int other = 0; other < size(); ++other) shown_[static_cast<size_t>(other)] = ranks_.shown(first_ + other);
-  const bool same = std::all_of(shown_.begin(), shown_.end(), [&](const Shown& s) { return s.rows == mine.rows; });
+  const bool same = uneven_ ||
+                    std::all_of(shown_.begin(), shown_.end(), [&](const Shown& s) { return s.rows == mine.rows; });
   if (same) take(shown_);
   return ranks_.meet(first_, size()) && same;
 }

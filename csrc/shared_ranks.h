@@ -37,6 +37,10 @@ class SharedRanks {
   uint64_t beats(int rank) const;
   // Nanoseconds that a rank has spent in commands, without those in which it waited for others to finish.
   uint64_t worked(int rank) const;
+  // Those of them in which it waited for rows of the other ranks of its group.
+  uint64_t waited(int rank) const;
+  // This rank has waited for rows, elsewhere than in a group of these ranks.
+  void wait_more(uint64_t nanoseconds);
 
   // The leading rank gives a command once all have finished the last one.
   void say(const Command& command);
@@ -44,11 +48,19 @@ class SharedRanks {
   bool hear(Command& command);
   // This rank is done with the last command, with a result.
   void finish(int32_t result);
-  // The same of a rank on another node, which has worked so long in all.
-  void finished(int rank, int32_t result, uint64_t worked);
+  // The same of a rank on another node, which has worked and waited so long in all.
+  void finished(int rank, int32_t result, uint64_t worked, uint64_t waited);
   // Waits until ranks first … first + count - 1 have finished the last command; false when a rank has left.
   bool wait(int first, int count);
   int32_t result(int rank) const;
+
+  // Rounds, in which each of several leading ranks gives one command to its own: one of them begins a round, and the
+  // others come to it.
+  void begin_round(uint32_t round);
+  // Waits for the round behind this one, or until `rouse`; false when a rank has left.
+  bool await_round(uint32_t round);
+  uint32_t round() const;
+  void rouse();
 
  private:
   friend class SharedGroup;
@@ -75,14 +87,15 @@ class SharedRanks {
 // Some of the ranks, which run a program together. The rows that they show are in the memory that they share.
 class SharedGroup final : public Group {
  public:
-  // Ranks first … first + size - 1 of `ranks`, which outlives the group.
-  SharedGroup(SharedRanks& ranks, int first, int size);
+  // Ranks first … first + size - 1 of `ranks`, which outlives the group. `uneven`: each may show another number of rows.
+  SharedGroup(SharedRanks& ranks, int first, int size, bool uneven = false);
   int size() const override { return static_cast<int>(shown_.size()); }
   bool exchange(int rank, const Shown& mine, const std::function<void(const std::vector<Shown>&)>& take) override;
 
  private:
   SharedRanks& ranks_;
   const int first_;
+  const bool uneven_;
   std::vector<Shown> shown_;
 };
 

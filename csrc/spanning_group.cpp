@@ -39,7 +39,9 @@ SpanningGroup::SpanningGroup(SharedRanks& ranks, int first, int size, int here, 
 
 bool SpanningGroup::exchange(int rank, const Shown& mine, const std::function<void(const std::vector<Shown>&)>& take) {
   ranks_.show(first_ + rank, mine);
+  const auto since = std::chrono::steady_clock::now();
   if (!travel(mine)) return apart();
+  ranks_.wait_more(static_cast<uint64_t>(std::chrono::nanoseconds(std::chrono::steady_clock::now() - since).count()));
   if (!ranks_.meet(here_, count_)) return false;
   for (int other = 0; other < size(); ++other) shown_[static_cast<size_t>(other)] = ranks_.shown(first_ + other);
   const bool same = std::all_of(shown_.begin(), shown_.end(), [&](const Shown& s) { return s.rows == mine.rows; });

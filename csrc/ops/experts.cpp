@@ -35,7 +35,7 @@ struct Experts final : Op {
   }
 
   int tasks() const override {
-    if (!context_.tokens) return 0;
+    if (!context_.rows_of(out)) return 0;
     const ExpertPlan& plan = context_.experts;
     int end = plan.size();
     for (begin = 0; begin < end && plan[begin].expert < first_expert;) ++begin;

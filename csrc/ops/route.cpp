@@ -137,7 +137,7 @@ namespace {
 struct Route final : RowOp {
   Route(Fields& f, Context& c)
       : RowOp(c, f.buffer("ids")), logits(f.buffer("logits")), correction(f.optional_vector("correction")),
-        weights(f.buffer("weights")), places(f.buffer("places")) {
+        weights(f.buffer("weights")), places(f.buffer("places")), spare(f.integer("spare")) {
     f.record("router", "Router");
     router.experts = f.integer("router.experts"), router.top_k = f.integer("router.top_k");
     router.groups = f.integer("router.groups"), router.top_groups = f.integer("router.top_groups");
@@ -147,33 +147,35 @@ struct Route final : RowOp {
     f.skip("router.correction"), f.skip("router.bias");  // `correction` says, and the linear before
     const bool grouped = router.groups > 1;
     f.require(router.experts >= 1 && router.experts <= kMaxExperts && router.top_k >= 1 && router.top_k <= kMaxTopK &&
-                  router.top_k <= router.experts && router.groups >= 1 && router.groups <= kMaxTopK &&
-                  router.experts % router.groups == 0 && router.top_groups >= 1 && router.top_groups <= router.groups &&
+                  router.top_k <= router.experts && spare >= 0 && spare <= router.experts && router.groups >= 1 &&
+                  router.groups <= kMaxTopK && router.experts % router.groups == 0 && router.top_groups >= 1 &&
+                  router.top_groups <= router.groups &&
                   !(grouped && router.top_k > router.experts / router.groups * router.top_groups) &&
                   !(grouped && router.best_two && router.experts / router.groups < 2),
               "a router beyond the limits of its kernel");
     f.require(logits.cols == router.experts && out_.cols == router.top_k && weights.cols == router.top_k &&
                   places.cols == router.top_k && (!correction || correction->rows == router.experts),
               "buffers must have the router's widths");
-    c.experts.want(router.experts, router.top_k);
-    experts = &c.expert_places.emplace_back(router.experts);
+    c.experts.want(router.experts + spare, router.top_k);
+    experts = &c.expert_places.emplace_back(router.experts, router.experts + spare);
   }
 
   void run_rows(int begin, int end, int) override {
     kernels().route(
         {logits.f32(), correction ? correction->vector() : nullptr, out_.i32(), weights.f32(), router, begin, end});
-    experts->find(out_.i32() + static_cast<size_t>(begin) * router.top_k, (end - begin) * router.top_k);
+    experts->find(out_.i32() + static_cast<size_t>(begin) * router.top_k, begin, end - begin, router.top_k);
     // the last task sorts all pairs, before any thread leaves the op
     if (routed.fetch_add(1, std::memory_order_acq_rel) + 1 < tasks()) return;
     routed.store(0, std::memory_order_relaxed);  // for the next step, which starts behind a barrier
     ExpertPlan& plan = context_.experts;
-    plan.sort(out_.i32(), context_.tokens, router.top_k, router.experts, places.i32());
+    plan.sort(out_.i32(), context_.tokens, router.top_k, router.experts + spare, places.i32());
     for (int i = 0; i < plan.size(); ++i) experts->count(plan[i].expert, plan[i].end - plan[i].begin);
   }
 
   const Buffer& logits;
   const Param* correction;
   const Buffer &weights, &places;
+  const int spare;
   Router router;
   ExpertPlaces* experts;
   std::atomic<int> routed{0};  // tasks that are done

@@ -267,6 +267,7 @@ class Executor:
         rotated: bool,
         logits: bool,
         per: int,
+        shared: bool,
     ) -> None: ...
     def add_kv_layer(
         self,
@@ -306,8 +307,13 @@ class Executor:
         activations: the address of arena_bytes for them; 0 for memory of its own.
         """
 
-    def place_experts(self, router: int, places: Sequence[int]) -> None:
-        """The place of each expert of a router, whose weights are there."""
+    def place_experts(self, router: int, experts: Sequence[int]) -> None:
+        """The expert at each place of a router, whose weights are there."""
+
+    def share_experts(self, group: Group, rank: int, shown: int) -> None:
+        """
+        Meet the ranks of all replicas that share experts there; shown: the address of the rows that this one shows.
+        """
 
     def take_expert_pairs(self, router: int) -> list[int]:
         """Pairs of (token, expert) that each place has had since the last call."""
@@ -394,7 +400,7 @@ class Executor:
 class LocalGroup(Group):
     """Ranks in threads of this process."""
 
-    def __init__(self, size: int) -> None: ...
+    def __init__(self, size: int, uneven: bool = False) -> None: ...
     def leave(self) -> None:
         """End the wait of all other ranks: this one will not come."""
 
@@ -423,6 +429,16 @@ class SharedRanks:
         Nanoseconds that a rank has spent in commands, without those in which it waited for others to finish.
         """
 
+    def waited(self, rank: int) -> int:
+        """
+        Those of them in which it waited for rows of the other ranks of its group.
+        """
+
+    def wait_more(self, nanoseconds: int) -> None:
+        """
+        This rank has waited for rows, elsewhere than in a group of these ranks.
+        """
+
     def say(self, command: Sequence[int]) -> None:
         """Give a command to all other ranks, which have finished the last one."""
 
@@ -432,9 +448,9 @@ class SharedRanks:
     def finish(self, result: int) -> None:
         """This rank is done with the last command."""
 
-    def finished(self, rank: int, result: int, worked: int) -> None:
+    def finished(self, rank: int, result: int, worked: int, waited: int) -> None:
         """
-        A rank on another node is done with the last command; it has worked so many nanoseconds in all.
+        A rank on another node is done with the last command; it has worked and waited so many nanoseconds in all.
         """
 
     def wait(self, first: int, count: int) -> bool:
@@ -443,11 +459,27 @@ class SharedRanks:
         """
 
     def result(self, rank: int) -> int: ...
+    def begin_round(self, round: int) -> None:
+        """
+        Have the leading ranks of all replicas come to this round, in which each gives a command to its own.
+        """
+
+    def await_round(self, round: int) -> bool:
+        """
+        Wait until there is a round behind this one, or for `rouse`; False when a rank has left.
+        """
+
+    @property
+    def round(self) -> int:
+        """The last round that was begun."""
+
+    def rouse(self) -> None:
+        """End the wait for a round."""
 
 class SharedGroup(Group):
     """Some of the ranks, which run a program together."""
 
-    def __init__(self, ranks: SharedRanks, first: int, size: int) -> None: ...
+    def __init__(self, ranks: SharedRanks, first: int, size: int, uneven: bool = False) -> None: ...
 
 class WireHeart:
     """Shows a process on another host that this one runs, over a socket."""

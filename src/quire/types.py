@@ -403,7 +403,7 @@ class Request:
     `stepwise` says that each step of it needs what the host makes of the one before (drafts, a grammar): with two steps
     in flight it is in one of them only.
     `prediction` is what the answer may turn out to be: drafts for it. Without `speculate` there are no drafts at all.
-    `given`: the beginning of the output, from another engine with the same bits; the only sample goes on behind it.
+    `given`: the beginning of the output of each sample, from another engine with the same bits; empty without one.
     `beams`: it is found by beam search (core.beam_search). `pooling`: a row of numbers is wanted, and no token.
     `texts` are there if `params.has_texts`. `terms` are those of service: how soon, and at whose cost.
     `negative_prompt`: what `params.guidance_scale` keeps away from; there are two sequences a sample (see
@@ -423,7 +423,7 @@ class Request:
     grammar: Grammar | None = None
     regions: AnswerRegions | None = None
     prediction: TokenIds | None = None
-    given: TokenIds | None = None
+    given: tuple[TokenIds, ...] = ()
     speculate: bool = True
     beams: Beams | None = None
     pooling: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import subprocess
@@ -301,3 +302,31 @@ def test_closed_streams(closed: str) -> None:
         )
         assert done.returncode == status
         assert bool(done.stdout) == (status == 0 and ">&-" not in closed.replace("2>&-", ""))
+
+
+class _ShortWrites(io.RawIOBase):
+    """Takes at most a hundred bytes at a time, as a pipe does with what a signal interrupts."""
+
+    def __init__(self) -> None:
+        self.taken = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        some = bytes(data)[:100]
+        self.taken += some
+        return len(some)
+
+
+def test_a_text_is_whole_without_a_buffer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With PYTHONUNBUFFERED, under which the interpreter writes a text once and forgets what was not taken."""
+    assert main(["calc", "worked"]) == 0
+    whole, pipe = capsys.readouterr().out, _ShortWrites()
+    text = io.TextIOWrapper(pipe, "utf-8", write_through=True)
+    monkeypatch.setattr(sys, "stdout", text)
+    monkeypatch.setattr(sys, "__stdout__", text)
+    assert main(["calc", "worked"]) == 0
+    assert pipe.taken.decode() == whole

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ import pytest
 
 from helpers.process import children, gone, until
 from helpers.server import GUARD
-from helpers.stacks import command, stack, status, up
+from helpers.stacks import command, stack, status, told, up
 from helpers.sums import ask_a_sum
 from quire.cli.stack import _holder, _locked
 from quire.cli.stack_log import LogView
-from quire.cli.stack_parts import HeldPorts, StackPart, own_folder, parts_of, write_files
+from quire.cli.stack_parts import HeldPorts, StackPart, files_of, own_folder, parts_of, write_files
 from quire.config.stack import read_stack
 from quire.types import QuireError
 from quire.util.supervised import Supervised
@@ -55,6 +56,7 @@ def parts(folder: Path, text: str) -> list[StackPart]:
         ("x = 1", "x: is not one of name, state, first-port"),
         ("a", "some.toml: cannot be read: "),
         ("name = 'a/b'\n[[serve]]", "name: 'a/b' is not of letters"),
+        ("hung-seconds = 0.5\n[[serve]]", "hung-seconds: 0.5 is not 0 or a number of seconds from 1 on"),
         ("first-port = 70000\n[[serve]]", r"first-port: 70000 is not in \[0, 65535\]"),
         ("first-port = 65535\n[[serve]]\nmemory = '1GiB'\ncount = 3", "first-port: 65535 leaves no room for 3 ports"),
         ("[router]\nport = 65535\n[[serve]]\nmemory = '1GiB'", "router: port: 65535 leaves no room after it for 1"),
@@ -80,8 +82,12 @@ def parts(folder: Path, text: str) -> list[StackPart]:
         ("[[serve]]\nmax = 2\nmin = 3", r"serve 1: min: 3 is not in \[0, 2\]"),
         ("[[serve]]\nmax = 2\ncount = 0", r"serve 1: count: 0 is not in \[1, 2\]"),
         ("[[serve]]\nmax = 2\nidle = 0", "serve 1: idle: 0 is not a number of seconds above 0"),
-        ("[[serve]]\nmax = 2\n[[serve]]\nmax = 2", "serve 2: max: is for one table, of servers that answer"),
-        ("[[serve]]\nmax = 2\n[[serve]]", "serve: max: no other table may answer beside it"),
+        ("[[serve]]\nmax = 2\n[[serve]]\nmax = 2", "serve . answers for the same model"),
+        (
+            "[kv-server]\n[[serve]]\n[[serve]]\nrole = 'prefill'\nmin = 0\nmax = 2",
+            "serve 2: min: is 1 or more for role prefill",
+        ),
+        ("[[serve]]\nmax = 2\n[[serve]]", "serve 1: max: serve 2 answers for the same model"),
         ("[[serve]]\nrole = 'both'", r"serve 1: role: needs a table \[kv-server\]"),
         ("[kv-server]\n[[serve]]\nrole = 'all'", "serve 1: role: 'all' is not one of prefill, decode, both"),
         ("[kv-server]\n[[serve]]\nrole = 'prefill'", "serve: role: all of them are prefill"),
@@ -133,8 +139,13 @@ def test_parts_have_names_ports_and_what_they_need(tmp_path: Path) -> None:
         for name in ("prefill-1", "serve-1", "router")
     }
     key = config.state / "kv.key"
-    assert written["prefill-1"]["kv_tiers"] == f"ram=16MiB,remote=127.0.0.1:9001:{key},role=prefill"
-    assert written["serve-1"]["kv_tiers"] == f"ram=16MiB,remote=127.0.0.1:9001:{key}"
+    path = f"{config.state}/kv.sock"
+    at = path if len(path) <= 107 else "127.0.0.1:9001"
+    assert written["prefill-1"]["kv_tiers"] == f"ram=16MiB,remote={at}:{key},role=prefill"
+    assert written["serve-1"]["kv_tiers"] == f"ram=16MiB,remote={at}:{key}"
+    deep = files_of(replace(config, state=tmp_path / ("x" * 108)), made)
+    assert "remote=127.0.0.1:9001:" in deep.texts["serve-1.json"], "no path of a socket is so long"
+    assert not any("--uds" in word for word in deep.commands["kv-server"])
     assert written["serve-1"]["served_model_name"] == ["other"]
     assert written["router"]["kv_key_file"] == str(key)
     before = key.read_bytes()
@@ -251,6 +262,36 @@ def test_a_question_that_fails_does_not_end_the_watch() -> None:
     assert "its line" in said
 
 
+@pytest.mark.parametrize("hung", [0.02, 0.0])
+def test_who_gives_no_answer_is_started_again(hung: float) -> None:
+    """Only after several questions in a row; never, where that is asked for."""
+    given = iter([*[True, False, False] * 3, *[False] * 100])
+
+    async def ready() -> bool:
+        return True
+
+    async def watched() -> Supervised:
+        async def answers() -> bool:
+            return next(given) if not made.restarts else True
+
+        command = [sys.executable, "-c", "import time; time.sleep(3600)"]
+        made = Supervised("it", command, ready, lambda *_: None, lambda: None, answers, hung)
+        running = asyncio.create_task(made.run())
+        if hung:
+            while not (made.restarts and made.state == "up"):
+                await asyncio.sleep(0.01)
+        else:
+            await made.settled.wait()
+            await asyncio.sleep(0.2)
+        await made.end(GUARD)
+        await running
+        return made
+
+    made = asyncio.run(watched())
+    assert made.restarts == (hung > 0)
+    assert sum(given) == (0 if hung else 3), "what it had to answer was asked"
+
+
 def test_lines_that_nobody_reads_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     with open(writer, "w") as into, open(reader) as output:
@@ -313,7 +354,7 @@ def test_a_stack_answers_outlives_its_parts_and_leaves_nothing(served: Path) -> 
         os.kill(before[name]["pid"], signal.SIGKILL)
 
     def back() -> bool:
-        now = {each["name"]: each for each in status(served)["parts"]}
+        now = {each["name"]: each for each in told(served.parent)["parts"]}
         return all(
             now[name]["restarts"] == 1 and now[name]["state"] == "up" for name in ("decode-1", "kv-server")
         )
@@ -348,12 +389,14 @@ def test_a_stack_answers_outlives_its_parts_and_leaves_nothing(served: Path) -> 
     }
 
 
-def test_parts_end_with_the_process_that_started_them(served: Path) -> None:
-    found = status(served)
-    processes = pids(found)
-    os.kill(found["pid"], signal.SIGKILL)
-    until(lambda: all(map(gone, [found["pid"], *processes])))
-    assert status(served) == {"name": "some", "up": False, "parts": []}
+def test_parts_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    with up(tmp_path, SERVERS.partition("[[serve]]")[0] + "[[serve]]\n") as file:
+        found = status(file)
+        processes = pids(found)
+        assert len(processes) > 3
+        os.kill(found["pid"], signal.SIGKILL)
+        until(lambda: all(map(gone, [found["pid"], *processes])))
+        assert status(file) == {"name": "some", "up": False, "parts": []}
 
 
 def test_a_part_that_cannot_start_ends_all(tmp_path: Path) -> None:

@@ -18,3 +18,6 @@ def test_limits_and_predictions_count_from_the_arrival() -> None:
     assert (broken.what, broken.wait) == ("deadline_ms", pytest.approx(0.001))
     assert (broken.limit, broken.predicted) == (pytest.approx(0.017), pytest.approx(0.018))
     assert str(broken) == "deadline_ms of 17 ms cannot be kept: 18 ms predicted"
+    # reading it took 3 ms before
+    read = check_wishes(forecast, 10, None, elapsed=0.005, waited=0.008, finish=0.012)
+    assert str(read) == "deadline_ms of 20 ms cannot be kept: 21 ms predicted"

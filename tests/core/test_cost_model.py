@@ -154,6 +154,18 @@ def test_costs_begin_where_the_last_run_ended() -> None:
     assert again.seconds(features) == pytest.approx(seconds(features), rel=0.2)
 
 
+def test_what_no_step_has_costs_the_same_after_many_runs() -> None:
+    """Nor what one step had. Each run meets a machine that has become slower by half."""
+    first, rng, model = StepCostModel().weights, random.Random(5), StepCostModel()
+    plain = (features for features in steps(rng) if not any(features[5:]))
+    for run in range(12):
+        learn(model, plain, 60, rng, 1.5**run)
+        model.observe((1.0, 2.0, 0.0, 300.0, 0.0, 2.0, 2.0, 4.0), 0.02 * 1.5**run)
+        model = StepCostModel.load(model.dump())
+    assert model.weights[5:] == pytest.approx(first[5:])
+    assert model.weights[0] > 0.1
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -387,8 +387,8 @@ def test_two_steps_in_flight_that_leave_other_blocks_are_caught() -> None:
 def let_go_of_blocks_being_filled(patch: pytest.MonkeyPatch) -> None:
     right = Fetches.begin
 
-    def begin(self: Fetches, seq: Sequence, hit: Hit, room: int) -> bool:
-        begun = right(self, seq, hit, room)
+    def begin(self: Fetches, seq: Sequence, hit: Hit, room: int, running: int) -> bool:
+        begun = right(self, seq, hit, room, running)
         if begun:
             fetch = list(self)[-1]
             fetch.cache.release(list(fetch.filling))
@@ -401,8 +401,8 @@ def find_blocks_being_filled(patch: pytest.MonkeyPatch) -> None:
     """They are published at once, though held until their moves end."""
     right = Fetches.begin
 
-    def begin(self: Fetches, seq: Sequence, hit: Hit, room: int) -> bool:
-        begun = right(self, seq, hit, room)
+    def begin(self: Fetches, seq: Sequence, hit: Hit, room: int, running: int) -> bool:
+        begun = right(self, seq, hit, room, running)
         if begun:
             fetch = list(self)[-1]
             node = fetch.node

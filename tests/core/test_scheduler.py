@@ -9,7 +9,7 @@ import pytest
 
 from quire.cache_kinds import FullGroup, SlidingGroup, StateGroup
 from quire.logprobs import LogprobTable, TokenLogprob
-from quire.types import NO_BLOCK, FinishReason, Request, RequestError, SchedulerOutput, StepOutput
+from quire.types import NO_BLOCK, FinishReason, Request, RequestError, SchedulerOutput, SeqEvent, StepOutput
 
 from .driver import Driver
 from .scheduling import answer, ask, config, make, run, spans
@@ -31,6 +31,30 @@ def test_one_rule_serves_prompts_chunks_and_decode() -> None:
     ]
     assert scheduler.step_counts.decode_tokens == 1
     assert scheduler.step_counts.context_tokens == 21
+
+
+def test_events_of_usual_rows_have_every_field() -> None:
+    """They are made without the constructor."""
+    scheduler = make()
+    scheduler.add(ask("a", [1] * 3, max_tokens=9))
+    (_, [first]), (_, [second]) = run(scheduler), run(scheduler)
+    for event in (first, second):
+        token = event.new_token_ids
+        assert event == SeqEvent("a", 0, token, None, None, None, None, 0)
+        assert repr(event)
+
+
+def test_a_usual_step_needs_a_token_for_each_row() -> None:
+    scheduler = make()
+    for name in "ab":
+        scheduler.add(ask(name, [1] * 3, max_tokens=9))
+    run(scheduler)
+    out = scheduler.schedule()
+    none: list[LogprobTable | None] = [None, None]
+    with pytest.raises(ValueError, match="row 1 should have sampled"):
+        scheduler.update(out, StepOutput([[4], []], none, none))
+    events = scheduler.update(out, StepOutput([[4], [5]], none, none))
+    assert [event.new_token_ids for event in events] == [[4], [5]]
 
 
 def test_the_last_prompt_token_is_prefill_and_later_ones_are_decode() -> None:

@@ -14,8 +14,13 @@ from quire.loader import shipped_models
 from quire.train.training import TrainingOptions, train_draft
 
 FLOOR = 1.5  # tokens a step
-# Under a minute of training each: steps and learning rate.
-TRAINED = {"eagle3": (200, 0.004), "eagle": (150, 0.004), "medusa": (400, 0.01), "draft_model": (300, 0.005)}
+# Some minutes of training: steps, learning rate, and texts in a step.
+TRAINED = {
+    "eagle3": (200, 0.004, 8),
+    "eagle": (150, 0.004, 8),
+    "medusa": (500, 0.01, 16),
+    "draft_model": (300, 0.005, 8),
+}
 
 
 def test_the_text_is_what_the_model_says_to_prompts_of_one_split() -> None:
@@ -40,7 +45,7 @@ def test_the_shipped_draft_is_often_right() -> None:
 def said(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the model says to prompts of the training split."""
     file = tmp_path_factory.mktemp("said") / "said.txt"
-    file.write_text("".join(answered(shipped_models()["quire-mini"], prompts(Split.TRAIN, 2000), None)))
+    file.write_text("".join(answered(shipped_models()["quire-mini"], prompts(Split.TRAIN, 4000), None)))
     return file
 
 
@@ -49,8 +54,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_trained_draft_is_often_right(method: str, said: Path, tmp_path: Path) -> None:
     """On text that was held out, and in the engine, on answers to prompts of the other split, as trees of 8 drafts. A
     draft that has learned nothing is under the floor."""
-    steps, rate = TRAINED[method]
-    options = TrainingOptions(method=method, steps=steps, learning_rate=rate)
+    steps, rate, texts = TRAINED[method]
+    options = TrainingOptions(method=method, steps=steps, learning_rate=rate, batch_size=texts)
     before, after = train_draft("quire-mini", [said], tmp_path, options, print)
     assert before.tokens < FLOOR < after.tokens
     config = json.dumps({"method": method, "model": str(tmp_path)})

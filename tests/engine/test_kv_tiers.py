@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from helpers.process import until
+from helpers.redis_servers import redis_server
 from helpers.tokenizers import Folder
 from quire import LLM, SamplingParams
 from quire.config.kv_tiers import KvTiers, parse_tiers
@@ -108,6 +109,26 @@ def test_an_encrypted_disk_gives_the_same_answers(checkpoint: Folder, tmp_path: 
     assert (third, cached, tiers.kept[0].damaged) == (plain, 0, 0)
     with pytest.raises(ValueError, match=r"kv_tiers: disk-key: .*No such file"):
         answers(folder, kv_tiers=f"disk=4MiB:{tmp_path / 'kv'},disk-key={tmp_path / 'none'}")
+
+
+@pytest.mark.parametrize("further", ["", ",remote-key={}/key"], ids=["plain", "encrypted"])
+def test_what_is_in_a_redis_gives_the_same_answers(checkpoint: Folder, tmp_path: Path, further: str) -> None:
+    pytest.importorskip("redis", reason="needs redis-py, which is optional")
+    (tmp_path / "key").write_text("the key of these very engines\n")
+    folder = checkpoint("qwen3")
+    plain, _, _ = answers(folder, enable_prefix_caching=False)
+    with redis_server("fake", tmp_path) as server:
+        tier = f"ram=1MiB,remote={server.url}{further.format(tmp_path)}"
+        first, _, tiers = answers(folder, kv_tiers=tier)
+        assert tiers.kept[0].blocks_out >= 30
+        second, cached, tiers = answers(folder, times=2, kv_tiers=tier)
+        assert cached >= 96
+        assert tiers.kept[0].blocks_in >= 6
+        assert tiers.counts()["remote"]["damaged"] == 0
+        assert first == plain
+        assert second == plain + plain
+    with pytest.raises(ValueError, match=r"kv_tiers: remote-key: .*No such file"):
+        answers(folder, kv_tiers=f"remote={server.url},remote-key={tmp_path / 'none'}")
 
 
 @pytest.mark.parametrize("tier", ["disk=4MiB:{}", "ram=1MiB, disk=4MiB:{}"])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from helpers.low_rank import random_adapter, write_adapter
+from helpers.replicated import with_replicas
 from helpers.server import PATIENT, served_folder, serving
 from quire import LLM, AsyncLLM, SamplingParams
 from quire.config import EngineConfig
@@ -75,17 +76,7 @@ def with_engine(
     serving: ServingConfig | None = None, **options: Any,
 ) -> None:  # fmt: skip
     """Run a check with two replicas."""
-
-    async def run() -> None:
-        engine = serving_engine(folder, EngineConfig(**OPTIONS | options), serving, in_process=in_process)
-        assert isinstance(engine, ReplicatedEngine)
-        await engine.start()
-        try:
-            await check(engine)
-        finally:
-            await engine.stop(0.0)
-
-    asyncio.run(run())
+    with_replicas(folder, EngineConfig(**OPTIONS | options), check, serving, in_process=in_process)
 
 
 def test_answers_equal_those_of_one_engine(folder: Path) -> None:

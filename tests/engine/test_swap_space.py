@@ -77,3 +77,17 @@ def test_the_block_used_longest_ago_makes_room() -> None:
     assert not space.withdrawn((b"a", 0), offered=False)  # it may be damaged
     assert not space.holds((b"a", 0))
     assert len(space) == 1
+
+
+def test_a_place_without_its_content_has_none() -> None:
+    """A copy in may run after the step in which another block was given the same name's place again."""
+    space, name = SwapSpace(1, 8), (b"name", 0)
+    assert space.withdrawn((b"other", 0), offered=True)
+    space.put((b"other", 0), np.full(8, 1, np.uint8))
+    assert space.withdrawn(name, offered=True)
+    assert space.get((b"other", 0)) is None
+    assert space.get(name) is None
+    space.put(name, np.full(8, 2, np.uint8))
+    found = space.get(name)
+    assert found is not None
+    assert (found == 2).all()

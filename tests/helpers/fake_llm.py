@@ -34,10 +34,13 @@ class Behaviour:
 
 
 class FakeLLM:
-    """Answers requests in the order they come; `seen` keeps them."""
+    """Answers requests in the order they come; `seen` keeps them. `links` are its connections; with `gone` there are
+    none, also none that was accepted just before."""
 
     def __init__(self, behaviour: Behaviour, owner: str = "fake") -> None:
         self.behaviour, self.owner = behaviour, owner
+        self.links: set[Any] = set()  # transports
+        self.gone = False
         self.seen: list[tuple[str, dict[str, Any]]] = []
 
     def respond(self, method: str, path: str, body: bytes) -> Iterator[tuple[float, bytes]]:
@@ -176,6 +179,12 @@ class Socket(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
+        self.server.links.add(transport)
+        if self.server.gone:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.server.links.discard(self.transport)
 
     def data_received(self, data: bytes) -> None:
         self.rest += data

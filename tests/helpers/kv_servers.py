@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from helpers.server import GUARD
 from quire.worker.kv_server import BlockShelf, KvServer
 
 S = TypeVar("S", bound=KvServer)
@@ -35,12 +36,13 @@ class ServerHere(Generic[S]):
     def start(self) -> None:
         listener = socket.create_server(("127.0.0.1", self.port))  # with SO_REUSEADDR
         self.server = self.kind(BlockShelf(self.size), self.key, listener)
-        self._thread = threading.Thread(target=self.server.run)
+        self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         self.server.close()
-        self._thread.join()
+        self._thread.join(GUARD)
+        assert not self._thread.is_alive()
 
     def close(self) -> None:
         """Stop, and let others have the port."""
@@ -49,8 +51,8 @@ class ServerHere(Generic[S]):
 
 
 @contextlib.contextmanager
-def kv_server(key: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The process and its port."""
+def kv_server(key: Path, port: int = 0, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The process, with further options, and its port."""
     command = [
         sys.executable,
         "-m",
@@ -61,13 +63,20 @@ def kv_server(key: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str],
         "--port",
         str(port),
     ]
-    process = subprocess.Popen([*command, "--size", "64MiB"], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, "--size", "64MiB", *options], stderr=subprocess.PIPE, text=True)
+    guard = threading.Timer(GUARD, process.kill)
+    guard.start()
     try:
         assert process.stderr is not None
         line = process.stderr.readline()
-        found = re.fullmatch(r"quire: keeping KV blocks in 64(\.0+)? MiB at 127\.0\.0\.1:(\d+)\n", line)
+        guard.cancel()
+        found = re.fullmatch(
+            r"quire: keeping KV blocks in 64(\.0+)? MiB at 127\.0\.0\.1:(\d+)(?: and (\S+))?\n", line
+        )
         assert found, line
+        assert found[3] is None or found[3] in options, line
         yield process, int(found[2])
     finally:
+        guard.cancel()
         process.kill()
-        process.wait()
+        process.communicate()

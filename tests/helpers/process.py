@@ -42,13 +42,15 @@ class Process:
             stderr=subprocess.PIPE, text=True, preexec_fn=before,  # noqa: PLW1509
         )  # fmt: skip
         self.lines: list[str] = []
+        self._measured = 0.0  # when metrics were asked for last
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line.rstrip())
-            if line.startswith("quire: serving "):
-                break
-        else:
-            pytest.fail("\n".join(self.lines))
+        with self._guarded():
+            for line in self.process.stderr:
+                self.lines.append(line.rstrip())
+                if line.startswith("quire: serving "):
+                    break
+            else:
+                pytest.fail("\n".join(self.lines))
 
     def said(self, text: str) -> None:
         """Wait for a line of the log that has a text."""
@@ -113,9 +115,10 @@ class Process:
         return self.request("GET", "/health/ready").status == 200
 
     def metric(self, name: str) -> float:
-        """The sum of a metric's samples."""
-        time.sleep(1.1 * CACHE_SECONDS)
+        """The sum of a metric's samples, which are not those of the last call."""
+        time.sleep(max(0.0, self._measured + 1.1 * CACHE_SECONDS - time.monotonic()))
         lines = [line.rpartition(" ") for line in self.request("GET", "/metrics").text.splitlines()]
+        self._measured = time.monotonic()
         found = [float(value) for head, _, value in lines if head.partition("{")[0] == name]
         assert found, name
         return sum(found)

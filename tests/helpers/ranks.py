@@ -11,8 +11,8 @@ import numpy as np
 from helpers.stepper import Stepper, StepSize
 from quire import _native
 from quire.executor.base import F32, Limits
-from quire.executor.group import LocalGroup
 from quire.executor.native import NativeExecutor
+from quire.executor.torch.group import LocalGroup
 from quire.loader import LoadRules, RandomWeights, Source, load
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower

@@ -35,6 +35,7 @@ class RawServer:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         self._open: list[socket.socket] = []
+        self._closed = False
         threading.Thread(target=self._run, daemon=True).start()
 
     def answers(self, *made: bytes) -> None:
@@ -48,6 +49,9 @@ class RawServer:
             except OSError:
                 return
             self._open.append(sock)
+            if self._closed:  # it was accepted just before the end
+                sock.close()
+                return
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
@@ -69,6 +73,7 @@ class RawServer:
                 file.read(1)  # until the router has given up
 
     def close(self) -> None:
+        self._closed = True
         with contextlib.suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()

@@ -25,10 +25,14 @@ class Routed:
     """A router and its servers, whose loop runs in a thread."""
 
     def __init__(
-        self, behaviours: list[Behaviour], urls: list[str], routing: dict[str, Any], serving: dict[str, Any]
+        self,
+        behaviours: list[Behaviour | FakeLLM],
+        urls: list[str],
+        routing: dict[str, Any],
+        serving: dict[str, Any],
     ) -> None:
         self._urls = urls
-        self.fakes = [FakeLLM(each) for each in behaviours]
+        self.fakes = [FakeLLM(each) if isinstance(each, Behaviour) else each for each in behaviours]
         self.listeners: list[asyncio.Server] = []
         self.ports: list[int] = []
         self._rules: str | None = routing.pop("rules", None)
@@ -36,16 +40,29 @@ class Routed:
         self.loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self.loop.run_until_complete, args=(self._run(),))
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run_loop, daemon=True)
 
     def __enter__(self) -> Routed:
         self._thread.start()
         assert self._ready.wait(GUARD)
+        if self._error is not None:
+            raise self._error
         return self
 
     def __exit__(self, *_: object) -> None:
         self.loop.call_soon_threadsafe(self._ended.set)
         self._thread.join(GUARD)
+        assert not self._thread.is_alive()
+
+    def _run_loop(self) -> None:
+        try:
+            self.loop.run_until_complete(self._run())
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._ready.set()
 
     async def _run(self) -> None:
         for fake in self.fakes:
@@ -62,7 +79,9 @@ class Routed:
                     for url, model in zip(urls, "abc", strict=False)
                 ))  # fmt: skip
                 urls, self._routing["backends_file"] = (), str(file)
-            self.backends = Backends(RouterConfig(backend=urls, health_interval=0.05, **self._routing))
+            self.backends = Backends(
+                RouterConfig(backend=urls, **({"health_interval": 0.05} | self._routing))
+            )
         self.service = RouterService(self.backends, config)
         sock = bind(config)
         self.port = sock.getsockname()[1]
@@ -90,6 +109,18 @@ class Routed:
         assert done.wait(GUARD)
         return found[0]
 
+    def lose(self, number: int) -> None:
+        """A server is gone: nobody listens at its address, and it hangs up."""
+
+        def go() -> None:
+            fake = self.fakes[number]
+            self.listeners[number].close()
+            fake.gone = True
+            for each in [*fake.links]:
+                each.abort()
+
+        self.do(go)
+
     def request(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> Reply:
@@ -112,11 +143,11 @@ class Routed:
 
 
 def routed(
-    *behaviours: Behaviour,
+    *behaviours: Behaviour | FakeLLM,
     urls: list[str] | None = None,
     serving: dict[str, Any] | None = None,
     **routing: Any,
 ) -> Routed:
-    """A router in front of the servers at `urls`, and of one of each behaviour; with `rules`, text of the file of
-    servers, these have the models a, b and c."""
+    """A router in front of the servers at `urls`, and of one of each behaviour, or of those given; with `rules`, text
+    of the file of servers, these have the models a, b and c."""
     return Routed(list(behaviours), urls or [], routing, serving or {})

@@ -42,7 +42,9 @@ PROBES = (
     "/v2/health/ready",
     "/ping",
 )
-GUARD = 300.0  # seconds after which waiting is given up; no test is decided by it
+GUARD = (
+    240.0  # seconds after which waiting is given up, before pytest ends the worker; no test is decided by it
+)
 
 
 def served_folder(folder: Path) -> Path:

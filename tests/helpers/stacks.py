@@ -32,6 +32,12 @@ def status(file: Path) -> dict[str, Any]:
     return found
 
 
+def told(folder: Path) -> dict[str, Any]:
+    """What the stack whose state is there wrote of itself last, whatever its file says: quicker than the command."""
+    found: dict[str, Any] = json.loads((folder / "state/status.json").read_text())
+    return found
+
+
 @contextlib.contextmanager
 def up(folder: Path, text: str) -> Iterator[Path]:
     """A stack that is up."""

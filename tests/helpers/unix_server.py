@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-GUARD = 300.0  # seconds after which waiting is given up; no test is decided by it
+GUARD = 240.0  # seconds after which waiting is given up; no test is decided by it
 
 
 class _Connection(http.client.HTTPConnection):

@@ -48,7 +48,9 @@ RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 # Broad exception handlers stand only at edges: file -> why.
 BROAD = {
     "loader/hub.py": "the network edge: three HTTP libraries without a common base",
+    "worker/nixl_area.py": "NIXL's errors have no common base; they become those of a connection",
     "text/tokenizer.py": "the tokenizers library raises plain Exception and panics",
+    "engine/front/given_texts.py": "a request whose output cannot be read, for whatever reason, ends with an error",
     "engine/front/stream.py": "what a reader's sink raises must not end the step of all the others",
     "server/tracing.py": "the network edge: a collector must not end the thread that posts",
     "speculate/speculation.py": "a proposer that fails must not end the requests it guesses for",

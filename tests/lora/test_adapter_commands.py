@@ -26,10 +26,10 @@ def inspected(path: Path | str, capsys: pytest.CaptureFixture[str]) -> dict[str,
 def test_a_shipped_adapter(capsys: pytest.CaptureFixture[str]) -> None:
     found = inspected("quire-mini:pirate", capsys)
     assert (found["format"], found["method"], found["base"]) == ("PEFT", "LoRA", "quire-mini")
-    assert (found["rank"], found["alpha"], found["modules"]) == (8, [16.0], 42)
+    assert (found["rank"], found["alpha"], found["modules"]) == (8, [16.0], 8 * 7)
     kinds = {entry["kind"]: (entry["modules"], entry["rank"], entry["shape"]) for entry in found["targets"]}
-    assert kinds["down_proj"] == (6, 8, [256, 640])
-    assert found["parameters"] * 2 == found["bytes"] == 430080
+    assert kinds["down_proj"] == (8, 8, [256, 768])
+    assert found["parameters"] * 2 == found["bytes"] == 622592
     assert found == inspected(shipped_adapters()["quire-mini:pirate"], capsys)
 
 

@@ -68,7 +68,13 @@ def written(
     return wide("smollm3"), {"method": method, "num_speculative_tokens": 3, "model": str(model)}
 
 
-@pytest.mark.parametrize(("method", "plans"), CASES, ids=[method for method, _ in CASES])
+@pytest.mark.parametrize(
+    ("method", "plans"),
+    [
+        pytest.param(*each, id=each[0], marks=pytest.mark.ranks if each[0] in {"eagle", "medusa"} else ())
+        for each in CASES
+    ],
+)
 def test_drafts_are_those_of_one_rank(
     wide: Wide, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafted: list[Any], method: str,
     plans: list[dict[str, Any]],

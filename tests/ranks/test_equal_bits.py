@@ -113,6 +113,33 @@ def test_ranks_may_hold_whole_experts() -> None:
     check(EXPERTS, ROTATED, 2, expert_parallel=True)
 
 
+def test_experts_at_several_places() -> None:
+    """Three ranks with a place for a copy each, where they are at the start and after others were copied; the control:
+    weights of another expert at a place."""
+    spec = replace(moe_spec(Router(24, 2), 40, dim=256, layers=1), vocab=330)
+    spec = replace(spec, layers=tuple(replace(each, mixer=DENSE.layers[0].mixer) for each in spec.layers))
+    alone = outputs(spec, BF16, 1)
+    for copied in (None, 26, 25):
+        ranks = Ranks(spec, BF16, 3, expert_parallel=True)
+        executors = ranks.stages[0]
+        (layer,) = executors[0].held_experts.layers
+        assert executors[0].held_experts.placed == {layer: [*range(24), 0, 1, 2]}
+        if copied:  # expert 20, which is of the last rank, as are these places
+            for each in executors:
+                each.held_experts.put(layer, [20 if place == 26 else place % 24 for place in range(27)])
+            held = executors[2].held_experts
+            content = np.zeros(sum(map(executors[2].core.expert_bytes, held.layers[layer].params)), np.uint8)
+            held.read(layer, 20, content)
+            held.replace(layer, copied, content)
+        found = ranks.logits(prompts(330))
+        pairs = executors[0].held_experts.take_pairs()[layer]
+        differ = [(one["logits"] != many["logits"]).any() for one, many in zip(alone, found, strict=True)]
+        assert any(differ) == (copied == 25)
+        assert pairs[24:].any()
+    with pytest.raises(ValueError, match="experts: 27 places must have all 24"):
+        executors[0].held_experts.put(layer, [0] * 27)
+
+
 def test_one_thread_of_a_rank_meets_the_others() -> None:
     """While the rank's other threads wait for it at the end of the op."""
     check(DENSE, BF16, 2, make=partial(native, threads=2))

@@ -45,11 +45,12 @@ def hosts() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.ranks
-def test_a_cable_that_is_pulled(hosts: tuple[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("executor", ["native", "torch"])
+def test_a_cable_that_is_pulled(hosts: tuple[str, str], tmp_path: Path, executor: str) -> None:
     """The request that runs ends with an error, others are refused at once, and both work again with the cable."""
     path = tmp_path / "socket"
     options = ["--tensor-parallel-size", "2", "--max-model-len", "2048", "--num-kv-blocks", "512"]
-    options += ["--threads", "1", "--nnodes", "2", "--master-addr", "10.97.0.1"]
+    options += ["--executor", executor, "--threads", "1", "--nnodes", "2", "--master-addr", "10.97.0.1"]
     command = [sys.executable, "-m", "quire", "serve", "quire-mini", *options, "--uds", str(path)]
     env = {**os.environ, "QUIRE_RANK_SECRET": SECRET}
     with contextlib.ExitStack() as stack:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from quire.program.lower import lower
 from quire.program.program import Program
 from quire.program.rank_nodes import RankNodes
 from quire.program.ranks import RankPlan
+from quire.spec import MoE, Router
 
 LIMITS = Limits(max_tokens=40, max_rows=6, max_logit_rows=40, max_len=256, num_blocks=64, max_loras=2)
 
@@ -42,7 +44,7 @@ def test_what_has_changed_is_enough(seed: int) -> None:
         arrays = StepArrays(LIMITS, len(made[0].cache_groups), overlaps=True)
         arrays.move_to(memory[layout.arrays : layout.pairs], keep=memory is ours)
         both.append(arrays)
-    changed = ChangedPieces(made, LIMITS, both[0], ours)
+    changed = ChangedPieces(made, LIMITS, both[0], ours, RankNodes(1, 2, 2))
     sizes = [(0, 0, 0, 0), (0, 0, 0, 0)]  # of the steps of the two halves
     for command in range(40):
         rows, twin = chance.randint(1, LIMITS.max_rows), command % 2
@@ -89,7 +91,7 @@ def test_what_other_commands_change() -> None:
     memory = np.random.default_rng(1).integers(0, 256, layout.nbytes, np.uint8)
     arrays = StepArrays(LIMITS, len(made[0].cache_groups))
     arrays.move_to(memory[layout.arrays : layout.pairs])
-    changed = ChangedPieces(made, LIMITS, arrays, memory)
+    changed = ChangedPieces(made, LIMITS, arrays, memory, RankNodes(2, 1, 2))
     for act, numbers, places in (
         (RankAct.COPY, (3,), [(layout.pairs, 12), (layout.pairs + 4 * PAIRS, 12)]),
         (RankAct.WRITE, (1,), [(layout.blocks[0], layout.blocks[-1] - layout.blocks[0])]),
@@ -116,6 +118,38 @@ def test_what_a_stage_leaves_goes_where_it_is_taken() -> None:
     ((at, piece),) = second.of(RankAct.READ, (1,))
     assert (at, at + piece.nbytes) == (layout.blocks[1], layout.blocks[2])
     assert first.of(RankAct.USE_THREADS, (1,)) == []
+
+
+def test_experts_go_to_the_host_that_takes_them() -> None:
+    """Three ranks on three hosts: what node 0 has or takes is not sent back; a copy goes one way."""
+    spec = decoder_spec(330, 192, 328, (6, 3, 32), [0])
+    spec = replace(spec, layers=(replace(spec.layers[0], mlp=MoE(Router(24, 2), 40)),))
+    made = tuple(lower(spec, BF16, RankPlan(3, rank, expert_parallel=True)) for rank in range(3))
+    layout, nodes = rank_memory(made, LIMITS), RankNodes(3, 1, 3)
+    memory = np.zeros(layout.nbytes, np.uint8)
+    arrays = StepArrays(LIMITS, len(made[0].cache_groups))
+    changed = ChangedPieces(made, LIMITS, arrays, memory, nodes)
+    left = [LeftPieces(made, LIMITS, nodes, nodes.here(rank), memory) for rank in (1, 2)]
+    [layer] = made[0].expert_layers
+    assert (layer.experts, layer.places, layer.held) == (24, 27, 9)
+
+    def sent(*places: int) -> list[list[int]]:
+        numbers = layer.layer, *places
+        pieces = [*(each.of(RankAct.SHOW_EXPERTS, numbers) for each in left)]
+        pieces.append(changed.of(RankAct.TAKE_EXPERTS, numbers))
+        sizes = {piece.nbytes for some in pieces for _, piece in some}
+        assert len(sizes) <= 1
+        return [[at - layout.experts for at, _ in some] for some in pieces]
+
+    ours, theirs, third = 3, 9 + 3, 18 + 3  # a place of each rank
+    apart = sent(theirs, third, 0)[1][0]
+    assert apart > 0
+    assert sent(ours, theirs, 0) == [[apart], [], [0]]
+    assert sent(theirs, third, 0) == [[0], [apart], [0, apart]]
+    assert sent(theirs, third, 1) == [[0], [], [0]]
+    assert sent(theirs, ours, 1) == [[0], [], []]
+    assert sent(ours, third, 1) == [[], [], [0]]
+    assert sent(theirs, theirs + 1, 0) == [[], [], []]
 
 
 def test_other_hosts_get_the_other_words() -> None:
@@ -166,3 +200,6 @@ def test_hosts_without_ranks_are_refused(
     words = ["serve", "quire-mini", "--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1"]
     assert main(words) == 2
     assert "nnodes: hosts share the ranks of one model" in capsys.readouterr().err
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name != "RANK"})
+    assert main([*words, "--data-parallel-size", "2"]) == 2
+    assert "start a server for each, and quire router before them" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -18,10 +19,11 @@ from engine_async.running import ask, collect, run, running, until
 from helpers.rank_nodes import SECRET, Relay, environment, following, fresh_address
 from helpers.rank_processes import COMMON, Wide, answers, bits, make
 from quire.config.launched import Launched, RendezvousError, launched, node_count
+from quire.config.schema import EngineConfig
 from quire.config.shipped import shipped_models
 from quire.engine.api import EngineState, EngineUnavailableError
 from quire.engine.build.node_frames import BadFrameError, NodeConnection, Said
-from quire.engine.build.node_place import difference
+from quire.engine.build.node_place import difference, shared_options
 from quire.engine.build.rank_processes import RankStartError
 from quire.program.rank_nodes import RankNodes
 from quire.types import SamplingParams, UnsupportedModelError
@@ -30,6 +32,7 @@ from quire.util.platform import started_by
 PORT = 29501  # where hosts meet by default
 LONG = SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+SLOW = pytest.mark.ranks
 
 
 @pytest.mark.parametrize(
@@ -121,6 +124,14 @@ def test_a_node_that_differs_is_refused_by_name() -> None:
     assert "option block_size is 32" in difference(ours, {**ours, "option block_size": 32}, "node 1")
 
 
+def test_no_host_is_told_where_another_keeps_blocks() -> None:
+    """There may be a password in it."""
+    told = shared_options(EngineConfig(kv_tiers="ram=1MiB,remote=redis://me:secret@host", block_size=32))
+    assert "secret" not in json.dumps(told)
+    assert (told["block_size"], told["swap_space"]) == (32, 2**20)
+    assert EngineConfig(**told).replace(kv_tiers=None).cache.block_size == 32
+
+
 def test_frames_bring_pieces_of_memory() -> None:
     one, other = socket.socketpair()
     sender, receiver = NodeConnection(one), NodeConnection(other)
@@ -173,8 +184,12 @@ def address(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("name", "options", "ranks"),
     [
-        ("qwen3", {"dtype": "bfloat16", "speculate": "ngram"}, {"tensor_parallel_size": 2}),
-        ("qwen2-mixed-windows", {"kv_cache_dtype": "int8"}, {"pipeline_parallel_size": 2}),
+        pytest.param(
+            "qwen3", {"dtype": "bfloat16", "speculate": "ngram"}, {"tensor_parallel_size": 2}, marks=SLOW
+        ),
+        pytest.param(
+            "qwen2-mixed-windows", {"kv_cache_dtype": "int8"}, {"pipeline_parallel_size": 2}, marks=SLOW
+        ),
         (
             "qwen3-moe",
             {"quantization": "int8"},
@@ -195,6 +210,7 @@ def test_answers_of_two_hosts_are_those_of_one_process(
         assert answers(llm) == alone  # with what is cached now
 
 
+@pytest.mark.ranks
 def test_a_slow_wire_changes_nothing(wide: Wide, address: str) -> None:
     """What travels comes late and in other pieces."""
     ranks = {"tensor_parallel_size": 2}
@@ -206,6 +222,7 @@ def test_a_slow_wire_changes_nothing(wide: Wide, address: str) -> None:
     relay.close()
 
 
+@pytest.mark.ranks
 def test_a_leader_that_is_slow_to_tell_some_hosts(
     wide: Wide, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +257,7 @@ def test_blocks_are_swapped_on_all_hosts(wide: Wide, address: str) -> None:
         assert llm.built.core.swap.blocks_in > 0  # type: ignore[union-attr]
 
 
+@pytest.mark.ranks
 def test_embeddings_reach_the_host_of_the_first_stage(wide: Wide, address: str) -> None:
     rows = {"prompt_embeds": np.random.default_rng(5).standard_normal((40, 192)).astype(np.float32)}
     prompts: list[Any] = [rows, list(range(3, 30))]
@@ -315,6 +333,7 @@ def test_the_model_comes_back(
     run(work())
 
 
+@pytest.mark.ranks
 def test_a_cut_wire_ends_requests_and_the_model_comes_back(
     caplog: pytest.LogCaptureFixture, address: str
 ) -> None:

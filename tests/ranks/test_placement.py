@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.rank_processes import Wide, answers, answers_of_replicas, make
-from quire.cli import inspect_ranks
 from quire.cli.main import main
-from quire.engine.build import assemble
 from quire.engine.front import replicated_engine
 from quire.util import numa
 from quire.util.numa import MemoryNode, memory_nodes, near, parsed_cores
@@ -57,7 +55,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[MemoryNode]]:
         pytest.skip("needs two processors")
     first, *others = sorted(before)
     nodes = [node(0, first), node(1, *others)]
-    for module in (assemble, replicated_engine):
+    for module in (numa, replicated_engine):
         monkeypatch.setattr(module, "memory_nodes", lambda: nodes)
     yield nodes
     os.sched_setaffinity(0, before)
@@ -98,8 +96,7 @@ def test_parallel_auto_goes_by_the_memory_nodes(
     wide: Wide, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], nbytes: int, chosen: str
 ) -> None:
     nodes = (MemoryNode(0, frozenset({0}), nbytes), MemoryNode(1, frozenset({1}), nbytes))
-    for module in (numa, inspect_ranks):
-        monkeypatch.setattr(module, "memory_nodes", lambda: nodes)
+    monkeypatch.setattr(numa, "memory_nodes", lambda: nodes)
     asked = ["inspect", str(wide("qwen3")), "--parallel", "auto", "--no-measure"]
     assert main(asked) == 0
     out, err = capsys.readouterr()

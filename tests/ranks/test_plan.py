@@ -132,7 +132,7 @@ def test_a_stage_counts_its_own_layers() -> None:
         (
             replace(moe_spec(Router(3, 2), 256, dim=256), vocab=330),
             {"tensor_parallel_size": 4, "expert_parallel": True},
-            "cannot split num_experts 3: it has 3 experts, and each rank needs one",
+            "4 ranks cannot share num_experts 3: each needs one",
         ),
         (DENSE, {"pipeline_parallel_size": 5}, "pipeline_parallel_size: 5 is more than the model's 4 layers"),
         (

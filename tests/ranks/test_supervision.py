@@ -33,8 +33,8 @@ def gone(pid: int) -> bool:
     ("victim", "number", "reason"),
     [
         ("rank", signal.SIGKILL, "rank 1 of 2 was killed by SIGKILL"),
-        ("rank", signal.SIGSTOP, "rank 1 of 2 does not answer"),
-        ("engine", signal.SIGKILL, "killed by SIGKILL"),
+        pytest.param("rank", signal.SIGSTOP, "rank 1 of 2 does not answer", marks=pytest.mark.ranks),
+        pytest.param("engine", signal.SIGKILL, "killed by SIGKILL", marks=pytest.mark.ranks),
     ],
 )
 def test_all_ranks_end_and_start_again(
@@ -66,6 +66,7 @@ def test_all_ranks_end_and_start_again(
     run(work())
 
 
+@pytest.mark.ranks
 def test_an_idle_rank_that_dies_is_replaced() -> None:
     async def work() -> None:
         folder = shipped_models()["quire-mini"]

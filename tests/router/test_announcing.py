@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import signal
@@ -15,14 +16,14 @@ import pytest
 from helpers.process import Process, until
 from helpers.raw_server import RawServer, answer
 from helpers.routed import Routed, routed
-from helpers.server import Reply
+from helpers.server import GUARD, Reply
 from quire.config.router_link import RouterLink, parse_router
 from quire.config.routing import RouterConfig
 from quire.config.serving import ServingConfig
 from quire.config.shipped import shipped_models
 from quire.router.picked import gateway_code
 from quire.routing.announcing import CODE, EXPIRES, PATH, AnnouncedServers, Announcement, announcement_code
-from quire.server.announcer import announcers
+from quire.server.announcer import Announcer, announced, announcers
 
 KEY = b"a key that all of them have"
 NO_ADDRESSES = (
@@ -193,11 +194,56 @@ def test_a_server_comes_and_goes(key: str) -> None:
             server.process.wait()
 
 
+def test_a_silent_router_delays_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after `leave` runs before the goodbye has been heard, and the end waits for it a moment at most."""
+    monkeypatch.setattr("quire.server.announcer._SECONDS", 3600.0)
+    monkeypatch.setattr("quire.server.announcer._LEAVING_SECONDS", 3600.0)
+    silent = RawServer(b"", hangs=True)
+    said = Announcement("one", "http://127.0.0.1:1")
+
+    async def serve() -> list[bool]:
+        drained = []
+        async with announced([Announcer(silent.url, KEY, said)]) as leave:
+            while not silent.asked:
+                await asyncio.sleep(0.01)
+            leave()
+            while not any(body["leaving"] for _, body in silent.asked):
+                await asyncio.sleep(0.01)
+            drained.append(True)
+        return drained
+
+    try:
+        assert asyncio.run(asyncio.wait_for(serve(), GUARD)) == [True]
+    finally:
+        silent.close()
+
+
+def test_a_goodbye_is_said_whatever_ends_a_server(key: str) -> None:
+    server = RawServer(ANSWER)
+    try:
+        with routed(kv_key_file=key) as router:
+            address = f"http://127.0.0.1:{router.port}"
+
+            async def serve() -> None:
+                async with announced([Announcer(address, KEY, Announcement("one", server.url, weight=2.0))]):
+                    while not router.backends.all:
+                        await asyncio.sleep(0.01)
+                    assert [each.weight for each in router.backends.all] == [2.0]
+
+            asyncio.run(asyncio.wait_for(serve(), GUARD))
+            until(lambda: not router.backends.all)
+    finally:
+        server.close()
+
+
 def test_the_option_of_a_server(key: str) -> None:
     assert parse_router(None) == RouterLink()
     text = "key=a.key, announce=http://r:8000/,announce=https://s,url=http://me:1/,name=me"
     assert parse_router(text) == RouterLink("a.key", ("http://r:8000", "https://s"), "http://me:1", "me")
+    assert parse_router(f"{text},weight=2.5").weight == 2.5
     for wrong in (
+        "key=a,announce=http://r:1,weight=0", "key=a,announce=http://r:1,weight=nan", "key=a,weight=2",
+        "key=a,announce=http://r:1,weight=1001", "key=a,announce=http://r:1,weight=x",
         "", "announce=http://r:1", "key=", "key=a,key=b", "key=a,announce=r", "key=a,url=http://x:1", "key=a,name=x",
         "key=a,announce=http://r:1,url=me:1", "key=a,announce=http://r:99999", "key=a,unknown=1",
         *(f"key=a,announce={url}" for url in NO_ADDRESSES),

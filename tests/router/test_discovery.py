@@ -153,13 +153,17 @@ def test_events_that_are_none_lead_to_a_new_list(api: KubeApi, line: bytes) -> N
         until(lambda: names(router) == ["pod-1"])
 
 
-def test_an_api_server_of_another_authority_is_not_believed(api: KubeApi, tmp_path: Path) -> None:
+def test_an_api_server_of_another_authority_is_not_believed(
+    api: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("quire.router.backends._FIRST_LIST", 0.1)
     other = tmp_path / "other"
     other.mkdir()
     KubeApi(other).close()
     (tmp_path / "ca.crt").write_bytes((other / "ca.crt").read_bytes())
     api.set("one", endpoint_slice("one", HOST, 9))
     with discovering(hold_seconds=0.0) as router:
+        until(lambda: caplog.text.count("cannot be followed") > 1)
         assert names(router) == []
         assert api.seen == [], "and gets no token"
 

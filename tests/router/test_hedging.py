@@ -59,7 +59,7 @@ def eager(router: Routed) -> None:
         for _ in range(1000):
             made.began(0.0, 1.0)
         made.came(1e6)
-        router.backends.needed.answered(1e6, 2e3)
+        router.backends.need(router.backends.all[0]).answered(1e6, 2e3)
 
     router.do(set_up)
 
@@ -94,8 +94,7 @@ def test_a_second_server_that_is_busy_or_gone_does_not_end_the_request() -> None
         assert (reply.status, reply.headers["x-quire-backend"]) == (200, "backend-1")
         metrics = router.service.context.metrics
         assert (metrics.hedged, metrics.hedges_won) == (len(router.fakes[1].seen), 0)
-        router.do(lambda: router.listeners[1].close())
-        router.do(lambda: router.backends.all[1].client._idle.clear())
+        router.lose(1)
         assert router.chat("hello").status == 200
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from helpers.fake_llm import Behaviour
 from helpers.process import until
+from helpers.raw_server import RawServer, answer
 from helpers.routed import Routed, routed
 from quire.config.routing import RouterConfig, traffic_rules
 
@@ -44,6 +45,34 @@ def test_versions_share_requests_and_a_session_stays() -> None:
         assert len(seen) == 1
 
 
+def test_what_goes_on_from_a_stored_response_stays_with_its_model() -> None:
+    """Its server alone has the response, and no other model of a split knows what it has computed."""
+    servers = [
+        RawServer(answer(200, b'{"id": "resp_%d", "object": "response"}' % number)) for number in range(2)
+    ]
+    rules = "[rules.both]\ntargets = {a = 1, b = 1}\n[rules.other]\ntargets = {b = 1}\n"
+    with routed(urls=[each.url for each in servers], rules=rules) as router:
+        until(lambda: all(each.healthy for each in router.backends.all))
+
+        def ask(**more: str) -> str:
+            reply = router.request("POST", "/v1/responses", {"model": "both", "input": "hello"} | more)
+            assert reply.status == 200, reply.text
+            assert router.backends.rules.leads_to(
+                reply.headers["x-quire-model"], reply.headers["x-quire-model"]
+            )
+            return str(reply.json["id"])
+
+        assert {ask() for _ in range(4)} == {"resp_0", "resp_1"}
+        for name in ("resp_0", "resp_1"):
+            assert {ask(previous_response_id=name) for _ in range(6)} == {name}
+        assert {ask(previous_response_id="resp_unknown") for _ in range(4)} == {"resp_0", "resp_1"}
+        assert [{body["model"] for _, body in each.asked} for each in servers] == [{"a"}, {"b"}]
+        ask(previous_response_id="resp_0", model="other")
+        assert servers[0].asked[-1][1]["model"] == "b", "a name gets no model that it does not stand for"
+    for each in servers:
+        each.close()
+
+
 def test_another_model_answers_what_one_cannot() -> None:
     rules = (
         '[rules.sure]\ntargets = {a = 1}\nfallbacks = [{target = "b", on = ["overload"]}, {target = "c"}]\n'
@@ -57,8 +86,7 @@ def test_another_model_answers_what_one_cannot() -> None:
         assert models(router) == [["a"], ["b"], ["c"]]
         refused = router.chat("hello", model="late")
         assert (refused.status, refused.json["error"]["code"]) == (429, "queue_full")
-        router.do(lambda: router.listeners[0].close())
-        router.do(lambda: router.backends.all[0].client._idle.clear())
+        router.lose(0)
         until(lambda: not router.backends.all[0].healthy)
         assert router.chat("hello", model="sure").headers["x-quire-backend"] == "of-c", (
             "b is asked if a is busy"

@@ -14,7 +14,8 @@ from helpers.raw_server import RawServer, answer
 from helpers.routed import routed
 from helpers.server import GUARD
 from quire.config.routing import RouterConfig
-from quire.router.backends import Backends, BackendServer
+from quire.router.backend_server import BackendServer
+from quire.router.backends import Backends
 from quire.routing.outliers import Rest, ServerRecord, is_late, outliers
 
 FAST: dict[str, Any] = {"ttft": 0.0, "itl": 0.0}

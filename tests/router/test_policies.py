@@ -27,6 +27,8 @@ class Stand:
     requests: int = 0
     work: float = 0.0
     weight: float = 1.0
+    queued: float = 0.0
+    distance: float = 0.0
 
 
 def asked(session: str = "", cached: dict[str, float] | None = None, tokens: float = 1000.0) -> RoutedPrompt:

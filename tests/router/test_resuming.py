@@ -6,6 +6,7 @@ import concurrent.futures
 import json
 import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ import pytest
 from helpers.process import Process, until
 from helpers.routed import routed
 from quire.config.shipped import shipped_models
-from quire.router.resuming import CannotResumeError, DeliveredStream, ResumedStream, is_resumable, with_seed
+from quire.router.resuming import (
+    CannotResumeError,
+    DeliveredStream,
+    ResumedStream,
+    events_of,
+    is_resumable,
+    with_seed,
+)
 from quire.router.routed_request import AskedOfServers, with_field
 from quire.util.http_client import body_size
 
@@ -52,6 +60,16 @@ def cut(generator: random.Random) -> list[tuple[str, str]]:
     return pieces
 
 
+def samples(data: bytes) -> dict[int, str]:
+    """The text of each sample of a stream that is complete."""
+    assert data.endswith(b"data: [DONE]\n\n")
+    found: dict[int, str] = {}
+    for payload in events_of(data):
+        for choice in () if payload == b"[DONE]" else json.loads(payload)["choices"]:
+            found[choice["index"]] = found.get(choice["index"], "") + (choice["delta"].get("content") or "")
+    return found
+
+
 def texts(data: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in data.split(b"\n\n"):
@@ -85,6 +103,14 @@ def test_what_follows_completes_what_was_sent(seed: int) -> None:
         assert ids == {"one"}
 
 
+def test_a_stream_that_has_ended_with_an_error_does_not_go_on() -> None:
+    """Such as one that came from another router, which has lost its server: the client knows that it has ended."""
+    said = stream([("content", "The ")])[:2]
+    DeliveredStream(b"".join(said))
+    with pytest.raises(CannotResumeError, match="ended with an error"):
+        DeliveredStream(b"".join(said) + b'data: {"error":{"code":"backend_lost"}}\n\n')
+
+
 @pytest.mark.parametrize(
     ("other", "why"),
     [
@@ -105,11 +131,95 @@ def test_another_text_is_never_glued_on(other: list[bytes], why: str) -> None:
         follow()
 
 
-def test_log_probabilities_and_complete_streams_do_not_go_on() -> None:
-    scored = {"id": "a", "choices": [{"index": 0, "delta": {"content": "x"}, "logprobs": {"content": []}}]}
-    for sent in (b"data: " + json.dumps(scored).encode() + b"\n\n", b"".join(stream([("content", "x")]))):
+def test_unknown_forms_and_complete_streams_do_not_go_on() -> None:
+    lists = {"tokens": ["x"], "token_logprobs": []}
+    for said in ({"unknown": [1]}, {"tokens": ["x", "y"], "token_logprobs": [-1.0]}):
+        scored = {"id": "a", "choices": [{"index": 0, "delta": {"content": "x"}, "logprobs": lists | said}]}
+        with pytest.raises(CannotResumeError, match="form"):
+            DeliveredStream(b"data: " + json.dumps(scored).encode() + b"\n\n")
+    with pytest.raises(CannotResumeError):
+        DeliveredStream(b"".join(stream([("content", "x")])))
+
+
+def follow(resumed: ResumedStream, data: bytes) -> bytes:
+    rest = resumed.feed(data)
+    resumed.end()
+    return rest
+
+
+def scored_events(generator: random.Random, name: str, samples: int, before: list[int]) -> list[bytes]:
+    """Events of several samples, in any order, each token with its log-probability but for the first ones `before`."""
+    left = {sample: list(enumerate(f"{word} " for word in TEXT.split())) for sample in range(samples)}
+    made = []
+    while left:
+        sample = generator.choice(sorted(left))
+        count = before[sample] or generator.randrange(1, 4)
+        some, left[sample] = left[sample][:count], left[sample][count:]
+        scores = [{"token": text, "logprob": -at / 7 - sample} for at, text in some]
+        body: dict[str, Any] = {"index": sample, "delta": {"content": "".join(text for _, text in some)}}
+        body["logprobs"] = None if before[sample] else {"content": scores, "refusal": None}
+        before[sample] = 0
+        if not left[sample]:
+            del left[sample]
+            body["finish_reason"] = "length"
+        made.append({"id": name, "created": 1, "system_fingerprint": "fp_1", "choices": [body]})
+    return [b"data: " + json.dumps(event).encode() + b"\n\n" for event in made]
+
+
+def scored_choices(data: bytes) -> dict[int, tuple[str, list[Any], list[str]]]:
+    found: dict[int, tuple[str, list[Any], list[str]]] = {}
+    for line in data.split(b"\n\n"):
+        for choice in json.loads(line[6:])["choices"] if line else ():
+            text, scores, reasons = found.get(choice["index"], ("", [], []))
+            scores = scores + (choice.get("logprobs") or {"content": []})["content"]
+            reason = choice.get("finish_reason")
+            found[choice["index"]] = (
+                text + choice["delta"]["content"],
+                scores,
+                reasons + [reason] * bool(reason),
+            )
+    return found
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_samples_and_log_probabilities_go_on(seed: int) -> None:
+    """Cut anywhere: each token has its log-probability once, whether the other server begins behind some of them, which
+    it does not score, or computes all of them again."""
+    generator = random.Random(seed)
+    first = scored_events(generator, "one", 3, [0, 0, 0])
+    whole, sent = scored_choices(b"".join(first)), b"".join(first[: generator.randrange(1, len(first))])
+    had = scored_choices(sent)
+    given = [max(0, len(had[i][1]) - 1) if i in had and seed % 2 else 0 for i in range(3)]
+    second = b"".join(scored_events(generator, "two", 3, [*given]))
+    rest = follow(ResumedStream(DeliveredStream(sent), given), second)
+    assert scored_choices(sent + rest) == whole
+    changed = second.replace(b'"logprob": -0.0', b'"logprob": -0.5')
+    if changed != second and had.get(0, ("", []))[1] and not given[0]:
+        with pytest.raises(CannotResumeError, match="log-prob"):
+            ResumedStream(DeliveredStream(sent), given).feed(changed)
+    if any(given):  # who takes the numbers of scored tokens for those of all loses some, and is found out
         with pytest.raises(CannotResumeError):
-            DeliveredStream(sent)
+            follow(ResumedStream(DeliveredStream(sent)), second)
+
+
+def test_log_probabilities_may_follow_the_text_of_their_tokens() -> None:
+    """As they do where a reader was slow, and what was given comes together with what is new."""
+
+    def event(text: str, *scores: float) -> bytes:
+        said = {"content": [{"token": "x", "logprob": score} for score in scores]} if scores else None
+        choice = {"index": 0, "delta": {"content": text}, "logprobs": said, "finish_reason": None}
+        body = {"id": "a", "created": 1, "system_fingerprint": "fp_1", "choices": [choice]}
+        return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+    sent = event("one ", -1.0) + event("two ", -2.0)
+    rest = follow(ResumedStream(DeliveredStream(sent), [1]), event("one two three ") + event("", -2.0, -3.0))
+    assert scored_choices(sent + rest)[0][0] == "one two three "
+    assert [score["logprob"] for score in scored_choices(sent + rest)[0][1]] == [-1.0, -2.0, -3.0]
+    # Lost between a text of two tokens and its log-probabilities, which come a token at a time from the other server.
+    sent, second = event("one two "), event("one ") + event("", -1.0) + event("two ") + event("", -2.0)
+    rest = follow(ResumedStream(DeliveredStream(sent)), second)
+    assert scored_choices(sent + rest)[0][0] == "one two "
+    assert [score["logprob"] for score in scored_choices(sent + rest)[0][1]] == [-1.0, -2.0]
 
 
 CALLS = [("add", '{"a": 1, "b": "two"}'), ("subtract", "{}"), ("add", '{"a": 3}')]
@@ -172,10 +282,9 @@ def test_what_can_go_on() -> None:
     path = "/v1/chat/completions"
     assert is_resumable(path, AskedOfServers(stream=True))
     assert not is_resumable(path, AskedOfServers(stream=False))
-    assert not is_resumable(path, AskedOfServers(stream=True, n=2))
-    assert not is_resumable(path, AskedOfServers(stream=True, logprobs=True))
-    assert not is_resumable("/v1/completions", AskedOfServers(stream=True, logprobs=0))
-    assert is_resumable(path, AskedOfServers(stream=True, logprobs=False))
+    assert is_resumable(path, AskedOfServers(stream=True, n=2, logprobs=True))
+    assert is_resumable("/v1/completions", AskedOfServers(stream=True, n=2, best_of=2))
+    assert not is_resumable("/v1/completions", AskedOfServers(stream=True, n=2, best_of=3))
     assert not is_resumable(path, AskedOfServers(stream=True, return_token_ids=True))
     assert not is_resumable("/v1/responses", AskedOfServers(stream=True))
 
@@ -198,14 +307,27 @@ def test_seeds() -> None:
     assert 0 <= drawn["seed"] < 2**31
 
 
-@pytest.mark.parametrize(("temperature", "by_ids"), [(0.0, True), (1.0, True), (1.0, False)])
+@pytest.mark.parametrize(
+    ("temperature", "by_ids"),
+    [
+        (1.0, True),
+        pytest.param(0.0, True, marks=pytest.mark.chaos),
+        pytest.param(1.0, False, marks=pytest.mark.chaos),
+    ],
+)
 def test_a_server_is_killed_under_streams(temperature: float, by_ids: bool, tmp_path: Path) -> None:
-    """kill -9 of one of two servers: every stream has the text of an undisturbed one, and none ends with an error."""
+    """kill -9 of one of two servers: every stream has the text of an undisturbed one, and none ends with an error. Half
+    of them are of two samples."""
     folder = shipped_models()["quire-mini"]
     key = tmp_path / "router.key"
     key.write_text("a key that all of them have")
     options, routing = (("--router", f"key={key}"), {"kv_key_file": str(key)}) if by_ids else ((), {})
-    servers = [Process(folder, "--port", "0", "--max-model-len", "2048", *options) for _ in range(2)]
+    with concurrent.futures.ThreadPoolExecutor(2) as starts:
+        started = [
+            starts.submit(Process, folder, "--port", "0", "--max-model-len", "2048", *options)
+            for _ in range(2)
+        ]
+    servers = [each.result() for each in started]
     try:
         urls = [f"http://127.0.0.1:{server.port}" for server in servers]
         with routed(urls=urls, policy="round-robin", **routing) as router:
@@ -215,19 +337,23 @@ def test_a_server_is_killed_under_streams(temperature: float, by_ids: bool, tmp_
                 "seed": 11,
                 "stream": True,
             }
-            quiet = texts(router.chat("Tell me a story", tokens=1500, **asked).body)
-
-            with concurrent.futures.ThreadPoolExecutor(8) as clients:
+            numbers = [1, 2] * 3
+            quiet = {
+                n: samples(router.chat("Tell me a story", tokens=600, n=n, **asked).body) for n in (1, 2)
+            }
+            assert [*quiet[2]] == [0, 1]
+            with concurrent.futures.ThreadPoolExecutor(len(numbers)) as clients:
                 waiting = [
-                    clients.submit(router.chat, "Tell me a story", tokens=1500, **asked) for _ in range(8)
+                    clients.submit(router.chat, "Tell me a story", tokens=600, n=n, **asked) for n in numbers
                 ]
                 while not (
-                    all(each.requests for each in router.backends.all) and router.service.context.kept > 2**17
+                    all(each.requests for each in router.backends.all) and router.service.context.kept > 2**15
                 ):
                     assert not all(each.done() for each in waiting)
+                    time.sleep(0.001)
                 servers[0].process.send_signal(signal.SIGKILL)
                 replies = [each.result() for each in waiting]
-            assert [texts(each.body) for each in replies] == [quiet] * 8
+            assert [samples(each.body) for each in replies] == [quiet[n] for n in numbers]
             metrics = router.service.context.metrics
             assert metrics.resumed > 0
             assert (metrics.resumed_by_ids > 0) is by_ids

@@ -55,7 +55,7 @@ def test_another_server_is_asked_when_one_is_busy_or_gone() -> None:
         replies = [router.chat("hello") for _ in range(6)]
         assert [each.status for each in replies] == [200] * 6
         assert {each.headers["x-quire-backend"] for each in replies} == {"backend-2"}
-        router.do(lambda: router.listeners[0].close())
+        router.lose(0)
         replies = [router.chat("hello") for _ in range(6)]
         assert [each.status for each in replies] == [200] * 6
 
@@ -91,8 +91,7 @@ def test_a_server_that_fails_rests_and_comes_back() -> None:
 
 def test_a_server_that_is_gone_is_down_and_up_again() -> None:
     with routed(Behaviour(**FAST)) as router:
-        router.do(lambda: router.listeners[0].close())
-        router.do(lambda: router.backends.all[0].client._idle.clear())
+        router.lose(0)
         until(lambda: router.request("GET", "/health").status == 503)
         assert "down" in router.request("GET", "/health").json["backends"]["backend-1"]
         assert router.chat("hello").status == 503

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from helpers.fake_llm import Behaviour, FakeLLM, Socket
 from helpers.process import until
 from helpers.routed import Routed, routed
+from helpers.server import GUARD
 from quire.routing.servers_needed import BIN, BUSY, ScalingBounds, ScalingRule, ServersNeeded, WorkForecast
 
 FAST = {"ttft": 0.0, "itl": 0.0}
@@ -108,8 +111,7 @@ def serve_late(router: Routed) -> None:
 
 def test_requests_wait_for_a_server_that_starts() -> None:
     with routed(Behaviour(**FAST), hold_seconds=300.0, retries=0) as router, ThreadPoolExecutor(8) as clients:
-        router.do(lambda: router.listeners[0].close())
-        router.do(lambda: router.backends.all[0].client._idle.clear())
+        router.lose(0)
         until(lambda: not router.backends.all[0].healthy)
         assert router.request("GET", "/health").status == 200, "it can take requests"
         asked = [clients.submit(router.chat, "hello", stream=number % 2 > 0) for number in range(8)]
@@ -122,6 +124,54 @@ def test_requests_wait_for_a_server_that_starts() -> None:
         serve_late(router)
         assert [each.result().status for each in asked] == [200] * 8
         until(lambda: (router.backends.held, router.backends.running) == (0, 0))
+
+
+def test_answers_that_took_no_time_teach_nothing() -> None:
+    needed = ServersNeeded(level=2.0, start=60.0)
+    needed.answered(1000, 0.0)
+    assert needed.token_seconds == pytest.approx(1e-3)
+    with routed(Behaviour(**FAST)) as router:
+        backend = router.backends.all[0]
+        router.do(lambda: router.backends.need(backend).answered(100.0, 0.0))
+        router.do(router.backends._measure)
+        assert (backend.distance, backend.queued) == (0.0, 0.0)
+
+
+def test_a_router_whose_checks_end_ends() -> None:
+    """It would go on with what it knew: whoever keeps it running starts it again."""
+
+    def wrong() -> None:
+        raise ZeroDivisionError
+
+    with routed(Behaviour(**FAST)) as router:
+        failed = asyncio.run_coroutine_threadsafe(router.backends.failed(), router.loop)
+        router.do(lambda: setattr(router.backends, "_measure", wrong))
+        failed.result(GUARD)
+
+
+def test_groups_of_servers_have_loads_of_their_own(tmp_path: Path) -> None:
+    """What is asked of one model says nothing of the servers of another, and who waits counts for those it could be."""
+    with routed(Behaviour(**FAST)) as there:
+        file = tmp_path / "backends.toml"
+        urls = {"a": f"http://127.0.0.1:{there.ports[0]}", "b": "http://127.0.0.1:9"}
+        file.write_text("".join(
+            f'[[backend]]\nname = "{name}"\nurl = "{url}"\ngroup = "{name}s"\nmodels = ["{name}"]\n'
+            for name, url in urls.items()
+        ))  # fmt: skip
+        with routed(backends_file=str(file), hold_seconds=300.0) as router, ThreadPoolExecutor(1) as clients:
+
+            def needed() -> dict[str, float]:
+                found: dict[str, float] = router.request("GET", "/health").json["needed"]
+                return found
+
+            assert needed() == {"as": 0.0, "bs": 0.0}
+            assert router.chat("hello", model="a").status == 200
+            assert needed() == {"as": 1.0, "bs": 0.0}
+            asked = clients.submit(router.chat, "hello", model="b")
+            until(lambda: needed() == {"as": 1.0, "bs": 1.0})
+            assert router.request("GET", "/health").json["replicas_needed"] == 2.0
+            router.do(lambda: setattr(router.backends, "draining", True))
+            assert asked.result().status == 503
 
 
 def test_nobody_waits_for_ever_nor_when_the_router_ends() -> None:
@@ -155,6 +205,6 @@ def test_what_waits_is_counted_and_what_answers_take_is_learned() -> None:
             assert router.chat("hello " * 500, stream=stream).status == 200
         until(lambda: router.backends.running == 0)
         assert router.backends.all[0].waiting == 0.0
-        assert 0 < router.backends.needed.token_seconds < 1.0
+        assert 0 < router.backends.need(router.backends.all[0]).token_seconds < 1.0
         text = router.request("GET", "/metrics").text
         assert "quire_router_prefill_backlog_seconds 0.0" in text

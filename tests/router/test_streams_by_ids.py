@@ -62,11 +62,38 @@ def test_a_lost_stream_is_given_to_another_server(tmp_path: Path) -> None:
         name, given = headers["x-request-id"], again.pop("resumed_output")
         assert again == asked, "the same request, with the seed that the router drew"
         assert is_stream_proof(KEY, name, headers["x-quire-stream"])
-        assert unpacked(given["ids"]) == [5, 6, 7, 8], "the last one is drawn again"
+        assert unpacked(given["ids"]) == [[5, 6, 7, 8]], "the last one is drawn again"
         assert given["mark"] == "0123456789abcdef"
         assert is_resume_code(KEY, name, given["mark"], given["ids"], given["code"])
         until(lambda: router.service.context.metrics.resumed_by_ids == 1)
         until(lambda: router.service.context.kept == 0)
+
+
+def test_each_sample_of_a_lost_stream_goes_on(tmp_path: Path) -> None:
+    """Behind its own ids: one had no token, and one had ended."""
+
+    def said(index: int, text: str, name: str, reason: str | None = None) -> bytes:
+        return event(text, name, reason).replace(b'"index": 0', b'"index": %d' % index)
+
+    lost = stream(
+        said(0, "one ", "a"), b": ids 5\n\n", said(2, "zwei", "a", "stop"), b": ids@2 6 7\n\n",
+        said(0, "two", "a"), b": ids 8\n\n", headers=MARK, ends=False,
+    )  # fmt: skip
+    rest = stream(
+        said(2, "zwei", "b", "stop"), said(1, "ichi", "b", "stop"), said(0, "one two three", "b", "stop"),
+        b"data: [DONE]\n\n", headers=MARK,
+    )  # fmt: skip
+    first, second = RawServer(lost), RawServer(rest)
+    with two(tmp_path, first, second) as router:
+        body = router.chat("hello", stream=True, n=3).body
+        assert unpacked(second.asked[0][1]["resumed_output"]["ids"]) == [[5], [], [6]]
+        texts = dict.fromkeys(range(3), "")
+        for line in body.decode().split("\n\n"):
+            for choice in json.loads(line[6:])["choices"] if line.startswith("data: {") else ():
+                texts[choice["index"]] += choice["delta"]["content"]
+        assert texts == {0: "one two three", 1: "ichi", 2: "zwei"}
+        assert body.count(b'"stop"') == 3
+        assert b": ids" not in body
 
 
 def test_one_that_refuses_computes_all_of_it(tmp_path: Path) -> None:
@@ -87,7 +114,7 @@ def test_a_stream_goes_on_twice(tmp_path: Path) -> None:
     with routed(urls=urls, kv_key_file=str(tmp_path / "key"), policy="round-robin") as router:
         until(lambda: all(each.healthy for each in router.backends.all))
         assert text_of(router.chat("hello", stream=True).body) == "one two three four"
-        assert unpacked(third.asked[0][1]["resumed_output"]["ids"]) == [5, 6, 7, 8, 9]
+        assert unpacked(third.asked[0][1]["resumed_output"]["ids"]) == [[5, 6, 7, 8, 9]]
     for server in (first, second, third):
         server.close()
 

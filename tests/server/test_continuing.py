@@ -3,8 +3,10 @@ who has the key learns ids or gives them."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import random
+import threading
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +15,15 @@ from typing import Any
 import pytest
 
 from helpers.scripted import scripted_folder
-from helpers.server import LiveServer, Reply
+from helpers.server import LiveServer, Reply, request_bytes
 from helpers.tool_chats import CITY, FLAG, fold
 from quire.config.serving import ServingConfig
+from quire.engine.api import StreamDelta
+from quire.engine.front.output import OutputBuilder
 from quire.router.resuming import DeliveredStream, ResumedStream
-from quire.routing.continued import STREAM, packed, resume_code, stream_proof, take_ids, unpacked
+from quire.routing.continued import STREAM, OutputIds, ids_event, packed, resume_code, stream_proof, unpacked
 from quire.server.access import router_key
+from quire.types import Request
 
 KEY = b"a key that all of them have"
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -82,7 +87,16 @@ def folded(data: bytes) -> list[Any]:
     return choices
 
 
-def resumed_output(mark: str, ids: array[int], key: bytes = KEY, name: str = NAME) -> dict[str, str]:
+def take_ids(data: bytes, ids: array[int]) -> bytes:
+    """The stream of one sample without its ids, which are put behind `ids`."""
+    found = OutputIds()
+    data = found.take(data)
+    assert found.keys() <= {0}
+    ids.extend(found.get(0, []))
+    return data
+
+
+def resumed_output(mark: str, *ids: array[int], key: bytes = KEY, name: str = NAME) -> dict[str, str]:
     text = packed(ids)
     return {"ids": text, "mark": mark, "code": resume_code(key, name, mark, text)}
 
@@ -93,10 +107,10 @@ def goes_on(second: LiveServer, path: str, body: dict[str, Any], mark: str, sent
     had = take_ids(sent, ids)
     reply = asked(second, path, body | {"resumed_output": resumed_output(mark, ids[:-1])})
     assert reply.status == 200, reply.text
-    follow = ResumedStream(DeliveredStream(had))
+    follow = ResumedStream(DeliveredStream(had), [len(ids) - 1])
     rest = follow.feed(reply.body)
     follow.end()
-    assert follow.ids[: len(ids)] == ids, "the second server names them all"
+    assert follow.ids[0][: len(ids)] == ids, "the second server names them all"
     return had + rest
 
 
@@ -184,6 +198,100 @@ def test_stop_strings_across_the_cut(two: tuple[LiveServer, LiveServer]) -> None
             assert folded(goes_on(second, TEXT, body, reply.headers[STREAM], sent)) == whole
 
 
+SEVERAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "samples": (CHAT, chat(n=3, max_tokens=16)),
+    "scored": (CHAT, chat(max_tokens=16, logprobs=True, top_logprobs=2)),
+    "scored samples": (
+        TEXT, SAMPLED | {"prompt": "Once", "n": 2, "max_tokens": 16, "logprobs": 2, "frequency_penalty": 0.7},
+    ),
+    "ends": (TEXT, SAMPLED | {"prompt": "Once", "n": 3, "max_tokens": 16, "logprobs": 0, "stop": ["e"]}),
+}  # fmt: skip
+
+
+def samples_of(data: bytes) -> dict[int, list[Any]]:
+    """Text, log-probabilities and reasons of each sample."""
+    found: dict[int, list[Any]] = {}
+    for event in events(data):
+        for choice in event["choices"]:
+            sample = found.setdefault(choice["index"], ["", [], []])
+            sample[0] += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            said = choice.get("logprobs") or {}
+            lists = [part for part in said.values() if part]
+            sample[1] += zip(*lists, strict=True)
+            sample[2] += [choice["finish_reason"]] if choice.get("finish_reason") else []
+    return found
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_samples_and_log_probabilities_go_on(two: tuple[LiveServer, LiveServer], name: str) -> None:
+    """Behind any event: all samples go on, also those that had ended, and each token has one log-probability."""
+    (path, body), (first, second) = SEVERAL[name], two
+    reply, count = asked(first, path, body), body.get("n", 1)
+    alone, mark = blocks(reply), reply.headers[STREAM]
+    every = OutputIds()
+    whole = samples_of(every.take(reply.body))
+    assert len(whole) == count
+    for most in (1, 5, 14):
+        given = [every[sample][:-1][: most + sample] for sample in range(count)]
+        answer = asked(second, path, body | {"resumed_output": resumed_output(mark, *given)})
+        behind = samples_of(OutputIds().take(answer.body))
+        for sample, (text, scores, reasons) in whole.items():
+            assert behind[sample] == [text, scores[len(given[sample]) :], reasons]
+    assert all(bool(scores) == ("logprobs" in body) for _, scores, _ in whole.values())
+    again = asked(second, path, body).body
+    for cut in range(1, len(alone), 1 + len(alone) // 9):
+        ids = OutputIds()
+        had = ids.take(b"".join(alone[:cut]))
+        given = ids.given(count)
+        if b"[DONE]" in had:
+            continue
+        if any(given):
+            answer = asked(second, path, body | {"resumed_output": resumed_output(mark, *given)})
+            follow = ResumedStream(DeliveredStream(had), [*map(len, given)])
+            assert samples_of(had + follow.feed(answer.body)) == whole
+            follow.end()
+            assert {
+                sample: found[: len(ids[sample])] for sample, found in follow.ids.items() if sample in ids
+            } == ids
+        follow = ResumedStream(DeliveredStream(had))
+        assert samples_of(had + follow.feed(again)) == whole
+        follow.end()
+    second.wait(second.idle)
+
+
+def test_others_are_answered_while_given_ids_become_text(
+    two: tuple[LiveServer, LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is done in a thread; a client that leaves meanwhile leaves nothing behind."""
+    first, second = two
+    reply, ids = asked(first, CHAT, chat()), array("i")
+    whole, reading, go = folded(take_ids(reply.body, ids)), threading.Event(), threading.Event()
+    body = chat(resumed_output=resumed_output(reply.headers[STREAM], ids[:20]))
+    given = OutputBuilder.given
+
+    def slow(following: OutputBuilder, request: Request) -> list[StreamDelta]:
+        reading.set()
+        assert go.wait(60)
+        return given(following, request)
+
+    monkeypatch.setattr(OutputBuilder, "given", slow)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(asked, second, CHAT, body)
+        assert reading.wait(60)
+        assert second.post(TEXT, {"prompt": "Once", "max_tokens": 3}).status == 200
+        assert not answer.done()
+        go.set()
+        assert folded(take_ids(answer.result().body, array("i"))) == whole
+        reading.clear()
+        go.clear()
+        with second.connect() as leaves:
+            shown = f"x-request-id: {NAME}\r\n{STREAM}: {stream_proof(KEY, NAME)}\r\n"
+            leaves.sendall(request_bytes(CHAT, body, headers=shown))
+            assert reading.wait(60)
+        go.set()
+    second.wait(second.idle)
+
+
 def test_nobody_else_learns_ids(two: tuple[LiveServer, LiveServer]) -> None:
     first, _ = two
     for reply in (
@@ -204,10 +312,11 @@ def test_an_output_is_taken_from_who_has_the_key(two: tuple[LiveServer, LiveServ
     mark, ids = reply.headers[STREAM], array("i")
     take_ids(reply.body, ids)
     right = resumed_output(mark, ids[:5])
-    other = resumed_output(mark, ids[:5], b"another key, and not the same")
+    other = resumed_output(mark, ids[:5], key=b"another key, and not the same")
     for given in (
-        other, right | {"ids": packed(ids[:6])}, right | {"mark": "0" * 32},
+        other, right | {"ids": packed([ids[:6]])}, right | {"mark": "0" * 32},
         resumed_output(mark, ids[:5], name="another request"), resumed_output(mark, array("i")),
+        resumed_output(mark, ids[:5], ids[:5]), resumed_output(mark),
         right | {"ids": "no base64!", "code": resume_code(KEY, NAME, mark, "no base64!")},
     ):  # fmt: skip
         asked(second, CHAT, chat(resumed_output=given)).error(400, "unsupported_parameter", "resumed_output")
@@ -217,7 +326,7 @@ def test_an_output_is_taken_from_who_has_the_key(two: tuple[LiveServer, LiveServ
         asked(second, CHAT, chat(resumed_output=right, **changed)).error(
             409, "other_engine", "resumed_output"
         )
-    for changed in ({"n": 2}, {"logprobs": True}, {"mirostat": 2}):
+    for changed in ({"n": 2}, {"prompt_logprobs": 1}, {"mirostat": 2}):
         asked(second, CHAT, chat(resumed_output=right, **changed)).error(400, None, "resumed_output")
     asked(second, CHAT, chat(resumed_output=right, stream=False)).error(400, None, "resumed_output")
     wrong = resumed_output(mark, array("i", [10**6]))
@@ -265,25 +374,28 @@ def test_a_server_does_not_start_without_its_key(tmp_path: Path) -> None:
 
 
 def test_ids_as_text() -> None:
-    for ids in ([], [0], [1, 2**31 - 1, 7]):
+    for ids in ([[]], [[0]], [[1, 2**31 - 1, 7]], [[5], [], [6, 7]]):
         assert unpacked(packed(ids)) == ids
-    for wrong in ("=", "AAA=", "AAAAA", "é"):
+    for wrong in ("=", "AAA=", "AAAAA", "é", "AAAAAA==,="):
         assert unpacked(wrong) is None
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_ids_are_taken_out_of_events_and_nothing_else(seed: int) -> None:
     """A text may look like such a comment: in JSON a line break is escaped."""
-    generator, data, plain, said = random.Random(seed), b"", b"", []
+    generator, data, plain = random.Random(seed), b"", b""
+    said: dict[int, list[int]] = {}
     for _ in range(20):
         kind = generator.randrange(3)
         if kind == 0:
             ids = [generator.randrange(2**29) for _ in range(generator.randrange(1, 4))]
-            data, said = data + b": ids " + " ".join(map(str, ids)).encode() + b"\n\n", [*said, *ids]
+            sample = generator.randrange(3)
+            data += ids_event(ids, sample)
+            said.setdefault(sample, []).extend(ids)
         else:
             text = generator.choice(["\n\n: ids 3\n\n", ": ids 5", "ids\n: ids 7\n\n"])
             event = b"data: " + json.dumps({"text": text}).encode() + b"\n\n" if kind == 1 else b": ping\n\n"
             data, plain = data + event, plain + event
-    found = array("i")
-    assert take_ids(data, found) == plain
-    assert found.tolist() == said
+    found = OutputIds()
+    assert found.take(data) == plain
+    assert {sample: ids.tolist() for sample, ids in found.items()} == said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import socket
 import struct
 import threading
@@ -16,8 +15,9 @@ from typing import Any
 import grpc
 import pytest
 from test_memory_bound import MIB, bounded, completions
-from test_serve import make_certificate, subject
+from test_serve import subject
 
+from helpers.certificates import make_certificate
 from helpers.patience import with_patience
 from helpers.server import ENDLESS, GUARD, PATIENT, LiveServer, serving
 from quire.config.serving import ServingConfig
@@ -338,7 +338,6 @@ def test_a_port_in_use_and_options(server: LiveServer) -> None:
         ServingConfig(grpc_port=1, api=("tgi",))
 
 
-@pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl")
 def test_tls_and_a_new_certificate(folder: Path, tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     make_certificate(key, certificate, "localhost")

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_serve import make_certificate
 
+from helpers.certificates import make_certificate
 from helpers.cgroup import ProcessGroup, limited
 from helpers.process import Process, descriptors, running, until
 from helpers.server import LiveServer, read_all, request_bytes, serving

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_serve import make_certificate
 from websockets.sync.client import connect
 
+from helpers.certificates import make_certificate
 from helpers.server import ENDLESS, PATIENT, LiveServer, serving, stream_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

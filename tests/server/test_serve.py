@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from helpers.certificates import make_certificate
 from helpers.process import SMALL, children, running, until
 from helpers.server import GUARD, read_all, request_bytes
 from quire.cli.main import main
@@ -112,14 +113,6 @@ def test_tls_and_a_new_certificate(folder: Path, tmp_path: Path) -> None:
         assert server.end()[0] == 0
     certificate.write_text("not a certificate")
     assert main(["serve", str(folder), "--port", "0", *options]) == 1
-
-
-def make_certificate(key: Path, certificate: Path, name: str) -> None:
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
-         "-keyout", str(key), "-out", str(certificate)],
-        check=True, capture_output=True,
-    )  # fmt: skip
 
 
 def subject(port: int) -> str:

@@ -27,7 +27,16 @@ from quire.types import MemoryBudgetError
 
 ADMIN = {"authorization": "Bearer for-administrators"}
 MEMORY = ["--memory", "1500MiB", "--admin-api-key", "for-administrators"]
-SERVER = ["--max-num-seqs", "8", "--max-connections", "256", "--grpc-port", "0"]
+SERVER = [
+    "--max-num-seqs",
+    "8",
+    "--max-connections",
+    "256",
+    "--grpc-port",
+    "0",
+    "--simulator-memory",
+    "128MiB",
+]
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +118,23 @@ def test_the_death_of_an_engine_leaves_the_others_untouched(server: Process, fol
 def engine_of(server: Process, member: str) -> int:
     """The process of a version's engine."""
     return int(server.request("GET", "/debug/memory").json["models"][member]["pid"])
+
+
+def test_the_load_of_a_model_is_simulated_on_another(server: Process, folder: Path) -> None:
+    for model, count in ((str(folder), 3), ("second", 2)):
+        for _ in range(count):
+            assert ask(server, model).status == 200
+    asked = {"like": "second", "seeds": 1}
+    found = server.request("POST", "/admin/whatif", asked, ADMIN)
+    assert found.status == 200, found.text
+    assert found.json["requests"] >= 3
+    assert found.json["set"] == {}
+    assert found.json["figures"]["e2el_mean"]["then"]["value"] > 0
+    both = server.request("POST", "/admin/whatif", asked | {"set": {"max_num_seqs": 1}}, ADMIN)
+    assert both.status == 200, both.text
+    assert "no model 'third'" in server.request(
+        "POST", "/admin/whatif", asked | {"like": "third"}, ADMIN
+    ).error(400)
 
 
 @pytest.mark.parametrize("level", [1, 2])

@@ -57,6 +57,7 @@ def test_clients_may_not_ask(server: LiveServer) -> None:
         ({"set": {"rate": 2}, "seeds": 1000}, "seeds"),
         ({"set": {"rate": 2}, "goodput": {"speed": 1}}, "speed"),
         ({"set": {"no_such": 1}}, "no_such"),
+        ({"like": "another"}, "no model 'another'"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(server: LiveServer, body: dict[str, object], says: str) -> None:
@@ -87,6 +88,10 @@ def test_a_simulation_that_needs_too_much_memory_ends_alone(server: LiveServer) 
     answers = [simulated({**asked, "memory": memory}, log) for memory in (2**27, 2**20)]
     assert answers[0]["requests"] >= 25
     assert "--simulator-memory" in answers[1]["error"]
+    asked |= {"set": {}, "memory": 2**27, "like": len(log)}
+    assert simulated(asked, log + log)["fit"] == answers[0]["fit"], (
+        "the second log is that of the other server"
+    )
 
 
 def simulated(asked: dict[str, object], log: bytes) -> dict[str, Any]:

@@ -286,7 +286,7 @@ def test_a_daily_quota_outlives_the_server(tmp_path: Path, caplog: pytest.LogCap
         ("[tenants.a.prices]\nprompt = -1", "line 2: tenants.a.prices.prompt: -1 is not in"),
         ("[prices]\ncurrency = 5\n[tenants.a]", "line 2: prices.currency: must be up to 8 letters, like EUR"),
         ("counts = 5\n[tenants.a]", "line 1: counts: must be the path of a file"),
-        ("[tenant.a]", "line 1: tenant: unknown; there are counts, prices, tenants"),
+        ("[tenant.a]", "line 1: tenant: unknown; there are counts, prices, shared, tenants"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_with_its_line(wrong: str, message: str) -> None:

@@ -62,7 +62,7 @@ def test_depths_that_are_trained_are_chains_of_drafts(method: str) -> None:
 
 SIZES = ["--steps", "24", "--length", "32", "--batch-size", "4", "--learning-rate", "0.01"]
 METHODS = {
-    "eagle3": ["--draft-vocab-size", "40"],
+    "eagle3": ["--draft-vocab-size", "40", "--steps", "48"],
     "eagle": [],
     "medusa": ["--heads", "2", "--steps", "60"],
     "draft_model": ["--hidden-size", "64", "--layers", "2", "--steps", "60"],

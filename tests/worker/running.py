@@ -118,7 +118,7 @@ class RamTier:
     def comes(self, block: int, name: Name) -> bool:
         return False
 
-    def arrived(self) -> list[tuple[int, U8 | None]]:
+    def arrived(self, most: int) -> list[tuple[int, U8 | None]]:
         return []
 
     def get(self, name: Name) -> U8 | None:

@@ -291,7 +291,7 @@ def test_an_encrypted_file_shows_nothing(make: Make, tmp_path: Path) -> None:
             broken.read(1, name_of(1))
             found: list[tuple[int, U8 | None]] = []
             while not found:
-                found += broken.arrived()
+                found += broken.arrived(64)
             assert found[0][1] is None, at
             broken.close()
             os.pwrite(file.fileno(), bytes([byte]), at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from quire.executor.base import I64, ExpertLoads
 from quire.program.ranks import even_share
 from quire.worker import expert_balance
-from quire.worker.expert_balance import ExpertBalance, exchanges, rank_loads
+from quire.worker.expert_balance import ExpertBalance, copies, divided, exchanges, rank_loads
 
 
 def balanced(pairs: list[int], ranks: int) -> tuple[list[int], list[tuple[int, int]]]:
@@ -54,25 +55,89 @@ def test_exchanges_end_and_each_one_helps(pairs: list[int], ranks: int) -> None:
     assert sorted(places) == kept
 
 
+@given(
+    st.lists(st.integers(0, 10_000), min_size=8, max_size=32),
+    st.integers(1, 8),
+    st.integers(2, 4),
+    st.randoms(),
+)
+def test_copies_end_and_each_one_helps(
+    loads: list[int], spare: int, ranks: int, chance: random.Random
+) -> None:
+    """From any places: all experts stay somewhere, and the busiest place never gets busier."""
+    experts = len(loads)
+    placed = [*range(experts), *(chance.randrange(experts) for _ in range(spare))]
+    chance.shuffle(placed)
+
+    def busiest() -> float:
+        return max(loads[e] / placed.count(e) for e in range(experts))
+
+    pairs = np.array([loads[e] // placed.count(e) for e in placed])
+    before, highest, made = [*placed], busiest(), 0
+    for one, other in copies(pairs, before, ranks):
+        assert placed[one] != placed[other]
+        placed[other], made = placed[one], made + 1
+        assert {*placed} == {*range(experts)}
+        assert busiest() <= highest
+        highest = busiest()
+    assert made <= 4 * spare
+    after = divided(pairs, before, placed)
+    totals = np.bincount(before, weights=pairs)
+    assert np.abs(np.bincount(placed, weights=after) - totals).max() <= len(placed)
+
+
+def test_a_busy_expert_is_divided() -> None:
+    """On other ranks than it was; two of six places have copies."""
+    placed = [0, 1, 2, 1, 3, 0]
+    pairs = divided(np.array([300, 30, 30, 0, 10, 0]), placed, placed)
+    assert pairs.tolist() == [150, 15, 30, 15, 10, 150]
+    assert [*copies(pairs, placed, 3)] == [(0, 3)]
+    after = divided(pairs, placed, [0, 1, 2, 0, 3, 0])
+    assert after.tolist() == [100, 30, 30, 100, 10, 100]
+    assert [*copies(after, [0, 1, 2, 0, 3, 0], 3)] == []
+
+
 class Model:
     """Two layers of four experts on two ranks, whose router likes some of them: ExpertLoads, and its executor."""
 
     ranks, move = 2, True
 
-    def __init__(self, likes: list[int]) -> None:
-        self.at = {0: [0, 1, 2, 3], 5: [0, 1, 2, 3]}  # experts by place
+    def __init__(self, likes: list[int], places: int = 4) -> None:
+        self.placed = {layer: [place % 4 for place in range(places)] for layer in (0, 5)}
         self.likes = likes
+
+    @property
+    def at(self) -> dict[int, list[int]]:
+        return self.placed
 
     @property
     def experts(self) -> ExpertLoads:
         return self
 
     def take_pairs(self) -> dict[int, I64]:
-        return {layer: np.array([self.likes[e] for e in at]) for layer, at in self.at.items()}
+        return {layer: np.array([self.likes[e] // at.count(e) for e in at]) for layer, at in self.at.items()}
 
     def swap(self, layer: int, one: int, other: int) -> None:
         at = self.at[layer]
         at[one], at[other] = at[other], at[one]
+
+    def copy(self, layer: int, one: int, other: int) -> None:
+        self.at[layer][other] = self.at[layer][one]
+
+
+def test_one_expert_with_most_of_the_load_is_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_balance, "_SHARE", 1e9)
+    model = Model([900, 10, 20, 30], places=6)
+    model.placed = {layer: [1, 1, 1, 2, 3, 0] for layer in model.placed}
+    balance = ExpertBalance(model)
+    for _ in range(2 * expert_balance.LOOK_STEPS):
+        balance.step()
+    for layer, pairs in model.take_pairs().items():
+        assert {*model.at[layer]} == {0, 1, 2, 3}
+        assert model.at[layer].count(0) == 3
+        assert max(rank_loads(pairs, 2)) <= 640  # two of three copies, where 480 each were even
+    balance.look()
+    assert balance.ratios["expert"] == pytest.approx(900 / 240, rel=0.01)
 
 
 def test_loads_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ CANDIDATES = {
     "8m-deep": Shape(vocab=5120, hidden=256, intermediate=768, layers=8, heads=4, kv_heads=2, head_dim=64),
     "12m": Shape(vocab=6144, hidden=384, intermediate=1024, layers=6, heads=6, kv_heads=2, head_dim=64),
 }
-MINI = CANDIDATES["5m"]
+MINI = CANDIDATES["7m-deep"]
 VOCAB = MINI.vocab
 DRAFT = Shape(vocab=VOCAB, hidden=128, intermediate=256, layers=2, heads=2, kv_heads=1, head_dim=64)
 # For tests and trials of the pipeline: takes seconds on one core; the model learns nothing useful.

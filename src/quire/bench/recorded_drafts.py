@@ -1,10 +1,11 @@
 """What became of drafts in a log, for simulations to draw from.
 
-Whole samples are drawn, as some are guessed better than others.
+Whole samples are taken, in the order of the log, as some are guessed better than others.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from array import array
 from collections.abc import Sequence
@@ -41,10 +42,13 @@ def recorded_drafts(log: Sequence[AnyRow]) -> RecordedDrafts | None:
 
 
 class DraftWalk:
-    """Goes along the rows of a recorded sample for each sequence of a simulation, and begins again at their end."""
+    """Goes along the rows of a recorded sample for each sequence of a simulation, and begins again at their end. The
+    first sequence has the first sample with seed 0, else one by chance."""
 
-    def __init__(self, drafts: RecordedDrafts, rng: random.Random) -> None:
-        self._samples, self._rng = drafts.samples, rng
+    def __init__(self, drafts: RecordedDrafts, seed: int) -> None:
+        samples = drafts.samples
+        first = random.Random(f"drafts {seed}").randrange(len(samples)) if seed else 0
+        self._samples = itertools.cycle([*samples[first:], *samples[:first]])
         self._places: dict[int, tuple[array[int], int]] = {}  # by sequence
 
     def ran(self, seq: int, drafts: int) -> int:
@@ -63,5 +67,5 @@ class DraftWalk:
         self._places.pop(seq, None)
 
     def _begin(self, seq: int) -> tuple[array[int], int]:
-        found = self._places[seq] = self._rng.choice(self._samples), 0
+        found = self._places[seq] = next(self._samples), 0
         return found

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from quire.bench.goodput import Goodput, goodput
@@ -185,7 +184,7 @@ def summarize(records: Iterable[RequestRecord], slo: SLO | None = None) -> Summa
         raise ValueError("requests: no request was measured")
     kept = _drawn(counted) if slo is None or slo.itl is None else None
     metrics = [
-        None if record.failed else _metrics(record, gaps=kept is None or place in kept)
+        None if record.failed else request_metrics(record, with_gaps=kept is None or place in kept)
         for place, record in enumerate(counted)
     ]
     good = [one for one in metrics if one is not None]
@@ -216,11 +215,6 @@ def _drawn(records: Sequence[RequestRecord]) -> set[int] | None:
     if chunks <= _MOST_GAPS:
         return None
     return set(random.Random(0).sample(range(len(records)), max(1, len(records) * _MOST_GAPS // chunks)))
-
-
-def _metrics(record: RequestRecord, *, gaps: bool) -> RequestMetrics:
-    found = request_metrics(record)
-    return found if gaps else msgspec.structs.replace(found, itl=[], icl=[])
 
 
 def _distributions(good: Sequence[RequestMetrics], failed: int) -> dict[str, Distribution]:

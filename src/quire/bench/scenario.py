@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
 from quire.bench.recorded_drafts import RecordedDrafts
+from quire.bench.shared_cpus import CpuUse, alone, slower_at_worst
 from quire.bench.simulated_arrivals import RecordedLoad, SimulationError
 from quire.bench.simulated_fleet import SimulatedFleet
-from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer, StepNoise, StepTime
+from quire.bench.simulated_server import (
+    Arrival,
+    Handover,
+    SimulatedRun,
+    SimulatedServer,
+    StepNoise,
+    StepTime,
+)
 from quire.core.capacity import least_blocks
 from quire.core.scheduler_config import SchedulerConfig
 from quire.objectives import ServiceClass, parse_classes
@@ -30,20 +38,24 @@ _NOT_SIMULATED = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """A load, and the servers that it meets. `costs` are seconds of a step by cost_model.FEATURES and `noise` what they
-    vary by, as SimulatedServer takes them; `transfer` are seconds to move the cache of so many tokens.
+    vary by, as SimulatedServer takes them; `transfer` are seconds to move the cache of so many tokens. `cpus` are
+    those of the machine that was recorded, `slower` by how much a step takes longer while so many replicas run one.
     """
 
     arrivals: Sequence[Arrival]
     config: SchedulerConfig
     costs: StepTime
     noise: float | StepNoise = 0.0
-    handover: float = 0.0
+    handover: Handover = Handover()
+    between: float = 0.0
     drafts: RecordedDrafts | None = None
     classes: tuple[ServiceClass, ...] = ()
     replicas: int = 1
     router: str = "prefix"
     prefill_replicas: int = 0
     transfer: Callable[[int], float] = field(default=lambda _: 0.0)
+    cpus: CpuUse | None = None
+    slower: Callable[[int], float] = field(default=alone)
 
     def run(
         self, seed: int = 0, seen: Callable[[Sequence[float]], None] | None = None
@@ -67,7 +79,7 @@ class Scenario:
             server = SimulatedServer(
                 limits, self.costs, self.classes, admits=bool(self.classes), controls=bool(self.classes),
                 noise=self.noise, seed=seed + number, received=received, learns=learns,
-                handover=self.handover, drafts=self.drafts,
+                handover=self.handover, between=self.between, drafts=self.drafts,
             )  # fmt: skip
             server.seen = seen
             return server
@@ -78,12 +90,43 @@ class Scenario:
             policy_named(self.router, seed),
             prefill=self.prefill_replicas,
             transfer=self.transfer,
+            slower=self.slower,
         )
         return fleet.run(arrivals), len(self.arrivals) - len(arrivals)
+
+    def at_pace(self, factor: float) -> Scenario:
+        """On a machine whose steps take so many times as long."""
+        costs = self.costs
+        return replace(self, costs=lambda features: factor * costs(features))
+
+    def extremes(self, levels: Iterable[float]) -> list[Scenario]:
+        """What it may turn out to be: at some paces of the machine all the time, and with replicas that slow each other
+        down as much as they can."""
+        found = [self.at_pace(level) for level in levels if level != 1]
+        if self.shares_machine:
+            found.append(replace(self, slower=slower_at_worst))
+        return found
+
+    @property
+    def shares_machine(self) -> bool:
+        """Whether its replicas are on one machine."""
+        return self.replicas > 1 and self.slower is not alone
 
     def faster(self, rate: float) -> Scenario:
         """The same requests, `rate` times as fast."""
         return replace(self, arrivals=[replace(one, at=one.at / rate) for one in self.arrivals])
+
+    def beside(self, replicas: int) -> Scenario:
+        """With so many replicas on the machine that was recorded, whose memory they share. Raises ValueError if the log
+        does not say enough."""
+        if replicas > 1 and self.cpus is None:
+            raise ValueError(
+                "set: data_parallel_size: the log does not say what its processors did; "
+                "replicas=2 has each replica on a machine of its own"
+            )
+        slower = self.slower if self.cpus is None else self.cpus.slower
+        blocks = max(1, self.config.num_blocks // replicas)
+        return replace(self, replicas=replicas, slower=slower, config=replace(self.config, num_blocks=blocks))
 
     def changed(self, settings: Mapping[str, str]) -> Scenario:
         """With other settings, by the names of the server's options. Raises ValueError naming the one that is wrong."""
@@ -108,6 +151,8 @@ class Scenario:
                 least = 1 if name == "replicas" else 0
                 values: dict[str, Any] = {name: _number(name, text, int, least)}
                 found = replace(found, **values)
+            elif name == "data_parallel_size":
+                found = found.beside(_number(name, text, int, 1))
             elif name == "router":
                 policy_named(text)
                 found = replace(found, router=text)
@@ -121,7 +166,7 @@ class Scenario:
 
 _OTHERS = (
     "enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy", "rate", "replicas", "prefill_replicas",
-    "router", "slo",
+    "data_parallel_size", "router", "slo",
 )  # fmt: skip
 
 
@@ -140,8 +185,8 @@ def scenario_of_log(load: RecordedLoad) -> Scenario:
     classes = parse_classes(tuple(load.classes.split()))
     return Scenario(
         arrivals=load.arrivals, config=load.config, costs=load.fit.formula(),
-        noise=load.fit.walk if load.fit.ratios else 0.03, handover=load.handover,
-        drafts=load.drafts, classes=classes,
+        noise=load.fit.walk if load.fit.steps else 0.03, handover=load.handover,
+        between=load.fit.between, drafts=load.drafts, classes=classes, cpus=load.cpus,
     )  # fmt: skip
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from statistics import median
 
 from quire.bench.fitted_steps import StepFit, fit_steps
 from quire.bench.recorded_drafts import RecordedDrafts, recorded_drafts
-from quire.bench.simulated_server import Arrival
+from quire.bench.shared_cpus import CpuUse, cpu_use
+from quire.bench.simulated_server import Arrival, Handover
 from quire.bench.timeline import RequestRecord
 from quire.bench.traces import TraceRow
 from quire.core.scheduler_config import SchedulerConfig
@@ -21,6 +23,7 @@ from quire.steplog.log_rows import SAMPLE_BITS
 from quire.types import QuireError
 
 _IDS = 2**31 - 1
+_LEAST = 32  # bounds that say when an engine has a request that is not the first one
 
 
 class SimulationError(QuireError):
@@ -68,8 +71,8 @@ class _FreshIds:
 @dataclass(frozen=True, slots=True)
 class RecordedLoad:
     """What a log says of a load: its requests, the limits of the scheduler, what steps took, and the times that its
-    requests had, as the engine saw them. `hours` is what the log covers; `handover` are seconds until an idle engine
-    begins with a request, `drafts` what became of drafts.
+    requests had, as the engine saw them. `hours` is what the log covers, `drafts` what became of drafts, `cpus` what
+    was used of the machine's processors.
     """
 
     arrivals: list[Arrival]
@@ -78,8 +81,9 @@ class RecordedLoad:
     classes: str
     records: list[RequestRecord]
     hours: float
-    handover: float = 0.0
+    handover: Handover = Handover()
     drafts: RecordedDrafts | None = None
+    cpus: CpuUse | None = None
 
 
 def load_of_log(log: Log, last: float = math.inf) -> RecordedLoad:
@@ -129,8 +133,8 @@ def load_of_log(log: Log, last: float = math.inf) -> RecordedLoad:
     ]  # fmt: skip
     measured = [times[number] for number in kept if times[number].counts]
     return RecordedLoad(
-        found, config, fit_steps(log.rows, opened.costs), opened.classes, measured, (end - first) / 3600,
-        _handover(log.rows), recorded_drafts(log.rows),
+        found, config, fit_steps(log.rows, opened.costs, first), opened.classes, measured, (end - first) / 3600,
+        handover_of(log.rows), recorded_drafts(log.rows), cpu_use(log.rows),
     )  # fmt: skip
 
 
@@ -145,20 +149,46 @@ def _shared(
     return found[:count]
 
 
-def _handover(log: Sequence[rows.AnyRow]) -> float:
-    """Seconds from the arrival of a request at an idle engine to its first step, in the median."""
-    waiting: dict[int, float] = {}  # arrival by number
-    delays, free = [], 0.0  # when the last step had ended
+def handover_of(log: Sequence[rows.AnyRow]) -> Handover:
+    """In the median. The log says which steps began before the engine had a request, and which one after that: so many
+    requests are there later than the value that is found as are there before it."""
+    steps: list[rows.Step] = []
+    rests: list[bool] = []  # whether nothing was left after a step
+    live: dict[int, int] = {}  # samples that have not ended
+    came: list[rows.Arrived] = []
     for row in log:
-        if isinstance(row, rows.Arrived) and row.arrival:
-            waiting[row.number] = row.arrival
-        elif isinstance(row, rows.Step):
-            for key in row.started[::3]:
-                arrival = waiting.pop(key >> SAMPLE_BITS, 0.0)
-                if arrival > free > 0:
-                    delays.append(row.at / 1e9 - arrival)
-            free = (row.at + row.updated) / 1e9
-    return max(0.0, median(delays)) if delays else 0.0
+        if isinstance(row, rows.Step):
+            steps.append(row)
+            rests.append(False)
+        elif isinstance(row, rows.Arrived):
+            live[row.number] = int(row.params.get("n", 1))
+            came += [row] if row.arrival else []
+        elif isinstance(row, (rows.Ended, rows.Aborted)):
+            left = live.pop(row.number, 0) - 1
+            if left > 0 and isinstance(row, rows.Ended):
+                live[row.number] = left
+            if rests and not live:
+                rests[-1] = True
+    begun = [step.at / 1e9 for step in steps]
+    idle: list[float] = []
+    others: dict[bool, list[float]] = {True: [], False: []}  # by whether the engine was at rest
+    woken = set[int]()  # steps after which a request has come to an engine at rest
+    for row in came:
+        last, after = bisect_right(begun, row.arrival) - 1, bisect_left(begun, row.at / 1e9)
+        if not 0 <= last < after < len(begun):
+            continue
+        rested = rests[last] and row.arrival > (steps[last].at + steps[last].updated) / 1e9
+        if rested and last not in woken:
+            woken.add(last)
+            idle.append(begun[after] - row.arrival)
+        else:
+            others[rested] += begun[after - 1] - row.arrival, begun[after] - row.arrival
+    alone = max(0.0, median(idle)) if idle else 0.0
+    joining, busy = (
+        max(0.0, median(others[rested])) if len(others[rested]) >= _LEAST else alone
+        for rested in (True, False)
+    )
+    return Handover(alone, joining, busy)
 
 
 def _note_tokens(step: rows.Step, times: dict[int, RequestRecord]) -> None:

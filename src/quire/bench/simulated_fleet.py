@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
+from quire.bench.shared_cpus import alone
 from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer
 from quire.bench.timeline import RequestRecord
 from quire.records import dataclass
@@ -34,11 +35,14 @@ class Replica:
     requests: int = 0
     work: float = 0.0
     weight: float = 1.0
+    queued: float = 0.0
+    distance: float = 0.0
 
 
 class SimulatedFleet:
     """`replicas` servers for all, or with `prefill` so many of them for prompts. `transfer` gives the seconds that the
-    cache of so many tokens takes from one to the other. Raises ValueError if none is left to decode.
+    cache of so many tokens takes from one to the other, `slower` by how much a step takes longer while so many of them
+    run one. Raises ValueError if none is left to decode.
     """
 
     def __init__(
@@ -49,10 +53,12 @@ class SimulatedFleet:
         *,
         prefill: int = 0,
         transfer: Callable[[int], float] = lambda _: 0.0,
+        slower: Callable[[int], float] = alone,
     ) -> None:
         if not 0 <= prefill < replicas:
             raise ValueError(f"prefill_replicas: {prefill} of {replicas} replicas leave none to decode")
         self._router, self._transfer, self._prefill = router or policy_named("prefix"), transfer, prefill
+        self._slower = slower
         self.servers = [make(i, prefill > 0 and i >= prefill) for i in range(replicas)]
         self._replicas = [Replica(server, f"replica {i}") for i, server in enumerate(self.servers)]
         self._placed: dict[int, tuple[Replica, float]] = {}  # request -> where it is, and its work
@@ -77,7 +83,8 @@ class SimulatedFleet:
             elif next_step < math.inf:
                 server = self.servers[place]
                 moves = place < self._prefill
-                ended = server.step()
+                server.now = next_step
+                ended = server.step(slower=self._slower(self._running(next_step)))
                 for index in ended:
                     self._leave(index)
                 for index in ended if moves else ():
@@ -94,6 +101,10 @@ class SimulatedFleet:
                 first.output_tokens = sum(first.counts) or len(first.times)
                 first.finish_reason = rest.finish_reason
         return self._together(found, decoded)
+
+    def _running(self, now: float) -> int:
+        """Servers that run a step, with the one that begins now."""
+        return sum(each.now > now or each.scheduler.has_work() for each in self.servers)
 
     def _place(
         self,

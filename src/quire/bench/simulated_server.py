@@ -32,12 +32,19 @@ from quire.types import Request, SamplingParams, ScheduledSeq, SchedulerOutput, 
 
 _TOKEN, _EOS = 1, 2
 _NEXT, _NONE = [_TOKEN], list[int]()  # what a row samples; nobody changes it
-StepNoise = Callable[[random.Random], Callable[[Sequence[float]], float]]
+StepFactor = Callable[[Sequence[float], float], float]  # by what is in a step, and when it begins
+StepNoise = Callable[[int], StepFactor]  # by a seed
 StepTime = Callable[[Sequence[float]], float]
 
 
 def _summed(costs: Sequence[float], features: Sequence[float]) -> float:
     return sum(x * cost for x, cost in zip(features, costs, strict=True))
+
+
+def _scattered(share: float, seed: int) -> StepFactor:
+    """Factors with a standard deviation."""
+    rng = random.Random(f"noise {seed}")
+    return lambda *_: max(0.5, rng.gauss(1, share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,16 @@ class Arrival:
     deadline: float | None = None
     tenant: str = ""
     most: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """Seconds until an engine has a request that came: at one with nothing to do, behind another one on its way to
+    that, and at one with work."""
+
+    idle: float = 0.0
+    joining: float = 0.0
+    busy: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +94,12 @@ _Planned = tuple[SchedulerOutput, Sequence[float]]  # a step, and what is in it
 
 class SimulatedServer:
     """One run. `costs` are the true seconds by cost_model.FEATURES, or a function of these; `noise` is the standard
-    deviation of a step's time, relative, or makes what draws a factor for each step; `handover` are seconds until an
-    idle engine begins with a request. Without `admits` everything is queued, without `controls` all steps have the
-    limits of the config. With `received`, prompts were computed elsewhere and their cache
-    comes with them: only decoding takes time. `drafts` are made as in a log; the config says how many a step may have.
-    What steps cost need not be learned where nothing asks for it. With
-    `batch_wait` it collects whole batches: full ones, or after so many seconds. Where sequences take turns, a step is
-    scheduled before the end of the one before it, as in EngineCore.
+    deviation of a step's time, relative, or makes what draws a factor for each step; `between` are seconds from a
+    step's tokens to its end. Without `admits` everything is queued, without `controls` all steps have the limits of the
+    config. With `received`, prompts were computed elsewhere and their cache comes with them: only decoding takes time.
+    `drafts` are made as in a log; the config says how many a step may have. What steps cost need not be learned where
+    nothing asks for it. With `batch_wait` it collects whole batches: full ones, or after so many seconds. Where
+    sequences take turns, a step is scheduled before the end of the one before it, as in EngineCore.
     """
 
     def __init__(
@@ -100,7 +116,8 @@ class SimulatedServer:
         batch_wait: float | None = None,
         received: bool = False,
         learns: bool = True,
-        handover: float = 0.0,
+        handover: Handover = Handover(),  # noqa: B008  a constant
+        between: float = 0.0,
         drafts: RecordedDrafts | None = None,
     ) -> None:
         self.costs, self.classes = StepCostModel(), tuple(classes)
@@ -108,10 +125,9 @@ class SimulatedServer:
         self.scheduler = kind(config, random.Random(seed), costs=self.costs)
         self._wait, self._received, self._learns = batch_wait, received, learns
         self._true = costs if callable(costs) else partial(_summed, costs)
-        rng = random.Random(f"noise {seed}")
-        self._factor = noise(rng) if callable(noise) else lambda _: max(0.5, rng.gauss(1, noise))
-        self._handover = handover
-        self._drafts = None if drafts is None else DraftWalk(drafts, random.Random(f"drafts {seed}"))
+        self._factor = noise(seed) if callable(noise) else _scattered(noise, seed)
+        self._handover, self._between = handover, between
+        self._drafts = None if drafts is None else DraftWalk(drafts, seed)
         self._admits = admits
         self._controller = StepController(self.scheduler, classes, self.costs) if controls else None
         self._caution, self._end_caution = Caution(), Caution(LATE_DEADLINES)
@@ -125,10 +141,11 @@ class SimulatedServer:
         self._since: float | None = None  # when the running step began
         self._flying: set[str] = set()  # what it starts
         self._next: _Planned | None = None  # the step that runs beside it
-        self._late: list[Request] = []  # that came meanwhile
+        self._late: deque[tuple[float, Request]] = deque()  # that come in, and when
         self._ends: dict[str, int] = {}  # position of the token that ends an answer whose length is unknown
         self._last: dict[int, int] = {}  # the same by sequence
         self._records: dict[str, RequestRecord] = {}  # of live requests
+        self._streams: dict[int, Callable[[float], None]] = {}  # by sequence, takes the time of a token
         self.now, self.steps, self.busy = 0.0, 0, 0.0
         self.seen: Callable[[Sequence[float]], None] | None = None  # gets what is in each step
         self._tokens = config.num_blocks * config.block_size // len(config.groups)
@@ -164,7 +181,7 @@ class SimulatedServer:
         requests will come, so no batch waits for them."""
         self._take_in()
         if not self._has_work():
-            return math.inf
+            return self._late[0][0] if self._late else math.inf
         return self.now if last else max(self.now, self._opens())
 
     def outcome(self, found: SimulatedRun) -> SimulatedRun:
@@ -264,7 +281,6 @@ class SimulatedServer:
 
     def add(self, index: int, arrival: Arrival, found: SimulatedRun) -> None:
         """A request comes, now."""
-        idle = self._since is None and not self._late and not self._has_work()
         record = found.records[index]
         record.sent, record.input_tokens, record.input_source = self.now, len(arrival.prompt), "server"
         service = self.classes[arrival.service_class] if self.classes else None
@@ -309,12 +325,14 @@ class SimulatedServer:
                     end, output, place = worst, burden.worst.output, burden.place
                 left = arrival.at + arrival.deadline - self.now
                 self._promises.make(request.request_id, left - end, output, place)
-        self._late.append(request)
+        if self._since is not None or self._has_work():
+            late = self._handover.busy
+        else:
+            late = self._handover.joining if self._late else self._handover.idle
+        self._late.append((arrival.at + late, request))
         if self._since is None:
             self._take_in()
         self._note(request, arrival, record)
-        if idle:
-            self.now += self._handover
 
     def _note(self, request: Request, arrival: Arrival, record: RequestRecord) -> None:
         """What is to be known of a request until it ends."""
@@ -326,10 +344,10 @@ class SimulatedServer:
             self._deadlines[name] = arrival.at + arrival.deadline
 
     def _take_in(self) -> None:
-        """The engine hears of those that came during a step."""
-        for request in self._late:
-            self.scheduler.add(request)
-        self._late = []
+        """The engine hears of those that have come."""
+        late = self._late
+        while late and late[0][0] <= self.now:
+            self.scheduler.add(late.popleft()[1])
 
     def _bound(self, request_id: str) -> float | None:
         """The TTFT that a request was admitted with, in seconds."""
@@ -345,10 +363,11 @@ class SimulatedServer:
         key = array("i", arrival.prompt).tobytes()
         return cache.match(key, len(arrival.prompt) - 1, "shared:").length
 
-    def step(self, arrive: Callable[[float], None] = lambda _: None) -> list[int]:
+    def step(self, arrive: Callable[[float], None] = lambda _: None, *, slower: float = 1.0) -> list[int]:
         """Run a step, up to the end of which others may `arrive`; returns the requests that it has ended, by their
-        number."""
+        number. It takes longer by what else the machine does, `slower` times."""
         scheduler = self.scheduler
+        self._take_in()
         self.steps += 1
         if self._controller is not None:
             self._controller.plan()
@@ -364,23 +383,26 @@ class SimulatedServer:
             features = (float(bool(ends)), len(ends), 0, sum(ends), 0.0, *features[5:])
         if self.seen is not None:
             self.seen(features)
-        seconds = self._true(features) * self._factor(features)
+        seconds = slower * self._true(features) * self._factor(features, self.now)
         self.busy += seconds
         self._since, end = self.now, self.now + seconds
         arrive(end)
         self.now, self._since = end, None
-        self._ran(features, seconds)
-        return self._answered(out)
+        told = max(0.0, seconds - self._between)
+        self._ran(features, told)
+        return self._answered(out, end - seconds + told)
 
     def _plan(self) -> _Planned:
         """Schedule a step, and note what it starts."""
         out = self.scheduler.schedule()
         for seq_id in out.gone:
             self._last.pop(seq_id, None)
+            self._streams.pop(seq_id, None)
             if self._drafts is not None:
                 self._drafts.forget(seq_id)
         if out.new:
             self._flying |= {new.request_id for new in out.new}
+            self._streams |= {new.seq_id: self._records[new.request_id].times.append for new in out.new}
             if ends := self._ends:
                 self._last |= {new.seq_id: ends[new.request_id] for new in out.new if new.request_id in ends}
         return out, self.scheduler.step_features
@@ -400,9 +422,9 @@ class SimulatedServer:
                 self._degrading.look(self.now, waiting)
         self._flying = {new.request_id for new in self._next[0].new} if self._next else set()
 
-    def _answered(self, out: SchedulerOutput) -> list[int]:
-        """Give the step its tokens; returns the requests that have ended."""
-        records, now, scheduled = self._records, self.now, out.scheduled
+    def _answered(self, out: SchedulerOutput, now: float) -> list[int]:
+        """Give the step its tokens, at some time; returns the requests that have ended."""
+        records, scheduled = self._records, out.scheduled
         none: list[LogprobTable | None] = [None] * len(scheduled)
         tokens = [_NEXT if row.logits else _NONE for row in scheduled]
         proposed: dict[int, list[int]] = {}
@@ -413,8 +435,12 @@ class SimulatedServer:
                 left = ends.get(row.seq_id, math.inf) - (row.start + len(row.token_ids) - row.drafts)
                 if tokens[i] and len(tokens[i]) > left:
                     tokens[i] = [*tokens[i][: max(0, int(left))], _EOS]
-        ended = []
-        for event in self.scheduler.update(out, StepOutput(tokens, none, none, drafts=proposed)):
+        ended, streams = [], self._streams
+        usual: list[int] | None = None if self._drafts is not None or self._admits else []
+        events = self.scheduler.update(out, StepOutput(tokens, none, none, drafts=proposed), usual)
+        for seq_id in usual or ():
+            streams[seq_id](now)
+        for event in events:
             record = records[event.request_id]
             times = record.times
             if event.new_token_ids:

@@ -78,41 +78,50 @@ def gaps(times: Sequence[float]) -> list[float]:
 
 def token_times(record: RequestRecord) -> list[float] | None:
     """Return the arrival of each output token; None if the tokens per chunk are unknown."""
-    total = record.output_tokens
+    if not _knows_tokens(record):
+        return None
     if record.counts:
         times = [at for at, count in zip(record.times, record.counts, strict=True) for _ in range(count)]
     else:
         times = list(record.times)
-    if total is None or len(times) == total:
-        return times if record.counts or total is not None or record.output_source == "chunks" else None
+    if record.finished is not None and record.output_tokens == len(times) + 1:
+        times.append(record.finished)
+    return times
+
+
+def _knows_tokens(record: RequestRecord) -> bool:
+    """Whether it is known how many tokens came when."""
+    total, found = record.output_tokens, sum(record.counts) if record.counts else len(record.times)
+    if total is None or found == total:
+        return bool(record.counts) or total is not None or record.output_source == "chunks"
     # An end-of-sequence token has no text: it arrived with the finish reason.
-    if len(times) == total - 1 and record.finished is not None:
-        return [*times, record.finished]
-    return None
+    return found == total - 1 and record.finished is not None
 
 
-def request_metrics(record: RequestRecord) -> RequestMetrics:
-    """Compute the figures of a successful request. Raises ValueError for a failed one."""
+def request_metrics(record: RequestRecord, *, with_gaps: bool = True) -> RequestMetrics:
+    """Compute the figures of a successful request; without gaps `itl` and `icl` are empty. Raises ValueError for a
+    failed one."""
     if record.failed or record.finished is None:
         raise ValueError(
             f"request {record.index}: {record.error or 'not finished'}: a failed request has no latencies"
         )
     start, end = record.scheduled, record.finished
     first = record.times[0] if record.times and record.streamed else None
-    exact = token_times(record) if record.streamed else None
+    exact = record.streamed and _knows_tokens(record)
     count = record.output_tokens if record.output_tokens is not None else len(record.times)
     tpot = None
     if first is not None and count > 1:
         tpot = (end - first) / (count - 1)
-    icl = gaps(record.times) if record.streamed else []
-    itl = icl if exact is None or exact == record.times else gaps(exact)
+    icl = gaps(record.times) if record.streamed and with_gaps else []
+    times = token_times(record) if exact and with_gaps else None
+    itl = icl if times is None or times == record.times else gaps(times)
     return RequestMetrics(
         ttft=None if first is None else first - start,
         tpot=tpot,
         e2e=end - start,
         itl=itl,
         icl=icl,
-        exact=exact is not None,
+        exact=exact,
         send_lag=max(0.0, (start if record.sent is None else record.sent) - start),
     )
 

@@ -1,14 +1,15 @@
 """A recorded load again, under other settings: what would have been, beside what was.
 
-The load is simulated as it was and as it would be. How far the first is from what was measured is the simulator's
-error on this very load: an error bar is that, together with what chance does to the simulation.
+The load is simulated as it was and as it would be, on the machine as it was in the same seconds. An error bar holds the
+simulator's error on this very load; what chance does, and the machine of other seconds; what would be at the pace of
+the fastest and of the slowest part of the log all the time, as nobody knows what the machine will do; and replicas of
+one machine that slow each other down as much as they can.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from statistics import fmean
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.bench.fitted_steps import StepFit
@@ -61,13 +62,21 @@ class WhatIf:
 
 
 class _Runs:
-    """A scenario, run with several seeds."""
+    """A scenario, run with several seeds, and others once that it may turn out to be."""
 
-    def __init__(self, fit: StepFit, scenario: Scenario, slo: SLO | None, seeds: Sequence[int]) -> None:
+    def __init__(
+        self,
+        fit: StepFit,
+        scenario: Scenario,
+        slo: SLO | None,
+        seeds: Sequence[int],
+        extremes: Iterable[Scenario] = (),
+    ) -> None:
         self.steps = self.outside = 0
         self._fit = fit
         made = [scenario.run(seed, self._see) for seed in seeds]
         self.summaries = [summarize(run.records, slo) for run, _ in made]
+        self.extremes = [summarize(one.run()[0].records, slo) for one in extremes]
         self.preemptions, self.refused = made[0][0].preemptions, len(made[0][0].refused)
         self.left_out = made[0][1]
 
@@ -75,13 +84,17 @@ class _Runs:
         self.steps += 1
         self.outside += self._fit.outside(features)
 
+    def values(self, name: str) -> list[float]:
+        """A figure with each seed."""
+        return [value for one in self.summaries if (value := _value(one, name)) is not None]
+
     def guess(self, name: str, error: float) -> Guess | None:
-        """A figure, with the larger of the error of the simulator and of chance on each side."""
-        values = [value for one in self.summaries if (value := _value(one, name)) is not None]
+        """A figure with the first seed; on each side what any run has, and the error of the simulator beyond it."""
+        values = self.values(name)
         if not values:
             return None
-        mean = fmean(values)
-        return Guess(mean, min(*values, mean * (1 - error)), max(*values, mean * (1 + error)))
+        values += [value for one in self.extremes if (value := _value(one, name)) is not None]
+        return Guess(values[0], min(values) * (1 - error), max(values) * (1 + error))
 
 
 def _value(summary: Summary, name: str) -> float | None:
@@ -106,15 +119,15 @@ def what_if(
         slo = changed.classes[0].slo
     was = summarize(load.records, slo) if load.records else None
     now, then = (
-        _Runs(fit, one, slo, range(seeds)) for fit, one in zip(fits, (scenario, changed), strict=True)
+        _Runs(fit, one, slo, range(seeds), extremes)
+        for fit, one, extremes in zip(
+            fits, (scenario, changed), ((), changed.extremes(fits[1].levels)), strict=True
+        )
     )
     found = []
     for name in FIGURES:
         measured = _value(was, name) if was is not None else None
-        alone = now.guess(name, 0.0)
-        if alone is None:
-            continue
-        error = abs(alone.value / measured - 1) if measured else 0.0
+        error = min(1.0, abs(now.values(name)[0] / measured - 1)) if measured and now.values(name) else 0.0
         first, second = now.guess(name, error), then.guess(name, error)
         if first is not None and second is not None:
             unit = now.summaries[0].metrics()[name].unit
@@ -129,11 +142,12 @@ def what_if(
 
 
 def errors(load: RecordedLoad, seeds: int = 1) -> dict[str, float]:
-    """How far a load, simulated as it was, is from what was measured: relative, by the name of the figure.
+    """How far a load, simulated as it was, is from what was measured: relative, by the name of the figure. The machine
+    is that of other seconds, as it will be for what is yet to come.
 
     Raises SimulationError.
     """
-    now = _Runs(load.fit, scenario_of_log(load), None, range(seeds))
+    now = _Runs(load.fit, scenario_of_log(load), None, range(1, 1 + seeds))
     was = summarize(load.records, None)
     found = {}
     for name in FIGURES:

@@ -1,7 +1,8 @@
 """What-if in a process of its own: python -m quire.bench.what_if_process, with a line of JSON and a log as its input.
 
 The line has `set` (what-if; without it the simulator is checked against the log), `last` in seconds, `slo`, `seeds`,
-`least` requests of a check, and the limits `memory` in bytes and `seconds` of CPU. It runs when no other process wants
+`least` requests of a check, the limits `memory` in bytes and `seconds` of CPU, and in `like` the bytes of a second log
+behind the first, of the server that the requests are to meet. It runs when no other process wants
 the processor. Writes a JSON object: the `report` of the what-if, the `errors` of a check, or an `error`; and the
 `seconds` of CPU that it took.
 """
@@ -67,9 +68,11 @@ def _data_bytes() -> int:
 
 
 def _what_if(asked: dict[str, Any], log: bytes) -> dict[str, Any]:
-    load = load_of_log(read_rows(log), last=asked["last"])
+    first = len(log) - asked.get("like", 0)
+    load = load_of_log(read_rows(log[:first]), last=asked["last"])
+    like = load_of_log(read_rows(log[first:])) if first < len(log) else None
     slo = parse_slo(asked["slo"]) if asked["slo"] else None
-    return report(what_if(load, asked["set"], slo, asked["seeds"]), load)
+    return report(what_if(load, asked["set"], slo, asked["seeds"], like), load, like)
 
 
 def _check(asked: dict[str, Any], log: bytes) -> dict[str, Any]:

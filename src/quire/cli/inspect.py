@@ -54,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quiet", action="store_true", help="no progress and no notes")
     quality.add_arguments(parser)
+    parser.add_argument(
+        "--nnodes", type=int, default=1, metavar="N", help="hosts like this one that the ranks are on"
+    )
     add_parallel_option(parser)
     add_engine_options(parser)
 
@@ -88,9 +91,13 @@ def describe_named(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
     model, asked = open_model(name, tokenizer=args.quality), engine_config(args)
     if "parallel" in args:
-        asked = with_parallel(asked, name, quiet=args.quiet)
+        asked = with_parallel(asked, name, quiet=args.quiet, hosts=args.nnodes)
+    if args.nnodes < 1 or (args.nnodes > 1 and asked.parallel.ranks == 1):
+        raise ValueError(
+            f"nnodes: {args.nnodes} hosts cannot share the ranks of a model of {asked.parallel.ranks}"
+        )
     replicas, memory = asked.parallel.data_parallel_size, asked.limits.memory
-    asked = asked.replace(data_parallel_size=1, memory=None if memory is None else memory // replicas)
+    asked = asked.of_replica(0).replace(memory=None if memory is None else memory // replicas)
     report = describe(model, asked, args)
     if replicas > 1:
         report["replicas"] = replicas
@@ -126,7 +133,7 @@ def _report(
     from quire.executor.kinds import executor_kind
     from quire.program.cost import Row
 
-    facts = machine_facts(asked.execution.executor)
+    facts = dataclasses.replace(machine_facts(asked.execution.executor), nodes=args.nnodes)
     config, program, draft = choose_with_draft(model, asked, facts, weights)
     leading, programs = program, choose_ranks(model, asked, facts, weights)
     if programs:
@@ -136,7 +143,7 @@ def _report(
     process = facts.resident_memory + (0 if model.tokenizer else tokenizer_memory(model.folder, files))
     machine = None
     if not args.no_measure:
-        machine = measure_machine(dataclasses.replace(config, threads=config.threads * asked.parallel.ranks))
+        machine = measure_machine(config, asked.parallel.ranks // config.nodes)
     steps = {"prefill": [Row(args.prefill, 0)], "decode": [Row(1, args.context)] * args.batch}
     others = other_processes(config)
     beside = others | memory_beside(model.folder, files, ServingConfig())
@@ -173,7 +180,7 @@ def _report(
         "packed": inspect_packed.report(model, program, config),
         "machine": machine and dataclasses.asdict(machine),
         "steps": {name: _step(program, rows, machine) for name, rows in steps.items()},
-        "ranks": inspect_ranks.report(model.facts.spec, programs, config.threads, memory, steps, machine),
+        "ranks": inspect_ranks.report(model.facts.spec, programs, config.threads, memory, steps, machine, config.nodes),
     }  # fmt: skip
 
 
@@ -249,12 +256,12 @@ def _stored(model: Model, program: Program, source: Source) -> tuple[dict[str, A
     return formats, None
 
 
-def measure_machine(config: ResolvedConfig) -> Machine:
-    """Measure the limits of this machine with the threads of the engine: the best of three."""
+def measure_machine(config: ResolvedConfig, ranks: int = 1) -> Machine:
+    """Measure the limits of this machine with the threads of an engine of so many ranks here: the best of three."""
     from quire import _native
     from quire.program.cost import Machine
 
-    core = _native.Executor(config.isa, config.threads)
+    core = _native.Executor(config.isa, config.threads * ranks)
     # Only just larger than the caches: new memory takes longer to get than to read.
     probe = _native.BandwidthProbe(core, 64 * 2**20)
     bf16 = config.weights == "bf16"  # float16 is multiplied as float32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import select
 import sys
@@ -47,6 +48,7 @@ COMMANDS = {
     "stack": ("quire.cli.stack", "run a router, servers and their tiers on this machine, from one file"),
     "tenants": ("quire.cli.tenants", "make keys of tenants, and check a file of tenants"),
     "verify": ("quire.cli.verify", "check a model's files: digests, damaged weights, mismatched parts"),
+    "train-router": ("quire.cli.train_router", "train what tells easy requests from hard ones, for a router"),
     "train-draft": ("quire.cli.train_draft", "train a draft for speculative decoding"),
     "calc": ("quire.cli.calc", "compute a bound, a size or a time from numbers, a model or a device"),
     "doctor": ("quire.cli.doctor", "look for what slows this machine or a running server down"),
@@ -75,6 +77,7 @@ _ENVIRONMENT = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 0 done, 1 the model or request was refused, 2 bad usage."""
     _open_closed_streams()
+    _buffer_output()
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] == ["help"]:
         args = [*args[1:], "--help"]
@@ -180,6 +183,18 @@ def _open_closed_streams() -> None:
                 os.dup2(opened, number)
                 os.close(opened)
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115  as long as the process lasts
+
+
+def _buffer_output() -> None:
+    """Give standard output a buffer where PYTHONUNBUFFERED took it away. Without one the interpreter writes a text
+    once, and loses what a pipe does not take then, as when a signal interrupts it."""
+    text = sys.__stdout__
+    if text is None or sys.stdout is not text or not isinstance(text.buffer, io.RawIOBase):
+        return
+    encoding, errors = text.encoding, text.errors
+    raw = text.detach()  # else it would be closed with the first of both
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=True)
+    setattr(sys, "__stdout__", sys.stdout)  # noqa: B010  what keeps it as long as the process lasts
 
 
 def _reader_left() -> bool:

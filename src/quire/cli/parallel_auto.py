@@ -43,13 +43,14 @@ def add_parallel_option(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def with_parallel(config: EngineConfig, model: str, *, quiet: bool) -> EngineConfig:
-    """Options with the chosen degrees, told on stderr unless `quiet`. Raises ValueError if some were given."""
+def with_parallel(config: EngineConfig, model: str, *, quiet: bool, hosts: int = 1) -> EngineConfig:
+    """Options with the degrees chosen for `hosts` like this one, told on stderr unless `quiet`. Raises ValueError if
+    some were given."""
     default = EngineConfig().parallel
     given = [name for name in _SIZES if getattr(config.parallel, name) != getattr(default, name)]
     if given:
         raise ValueError(f"parallel: auto chooses {given[0]}; leave one of them out")
-    found = chosen_ranks(config, model)
+    found = chosen_ranks(config, model, hosts)
     words = [
         f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
         for name, value in found.options().items()
@@ -59,18 +60,18 @@ def with_parallel(config: EngineConfig, model: str, *, quiet: bool) -> EngineCon
     return config.replace(**found.options())
 
 
-def chosen_ranks(config: EngineConfig, model: str) -> HostRanks:
-    """What the rule of planner/host_ranks says of a model on this machine."""
+def chosen_ranks(config: EngineConfig, model: str, hosts: int = 1) -> HostRanks:
+    """What the rules of planner/host_ranks say of a model on this machine, or on several like it."""
     from quire.engine.build.assemble import choose, choose_ranks, machine_facts
     from quire.engine.build.opening import open_model
-    from quire.planner.host_ranks import host_ranks
+    from quire.planner.host_ranks import host_ranks, ranks_over_hosts
     from quire.program.memory import kv_block_bytes, weight_bytes
     from quire.spec import MoE
     from quire.types import UnsupportedModelError
     from quire.util.numa import memory_nodes
 
     nodes = [node.nbytes for node in memory_nodes()]
-    if len(nodes) < 2:
+    if len(nodes) < 2 and hosts == 1:
         return host_ranks(0, nodes, possible=lambda *_: False)
     opened, facts = open_model(model, tokenizer=False), machine_facts(config.execution.executor)
     program, size = choose(opened, config, facts)[1], config.cache.block_size
@@ -89,4 +90,7 @@ def chosen_ranks(config: EngineConfig, model: str) -> HostRanks:
         (layer.mlp.router.experts for layer in opened.facts.spec.layers if isinstance(layer.mlp, MoE)),
         default=0,
     )
-    return host_ranks(weight_bytes(program) + cache, nodes, experts=experts, possible=possible)
+    need = weight_bytes(program) + cache
+    if hosts > 1:
+        return ranks_over_hosts(need, nodes, hosts, experts=experts, possible=possible)
+    return host_ranks(need, nodes, experts=experts, possible=possible)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,8 @@ from quire.cli.options import add_engine_options, engine_config
 from quire.types import QuireError
 
 if TYPE_CHECKING:
+    from quire.core.scheduler_config import SchedulerConfig
+    from quire.engine.build.assemble import Built
     from quire.engine.core import EngineCore
     from quire.steplog.log_files import Log
 
@@ -64,21 +66,13 @@ class _Engine:
     """An engine with the log's limits and the options that were given. A context: it frees the engine."""
 
     def __init__(self, args: argparse.Namespace, log: Log) -> None:
-        from quire.engine.build.assemble import build
-        from quire.engine.build.budget import options_of
-        from quire.engine.build.opening import find_model, open_model
         from quire.offline.replay_log import ReplayError, config_of
         from quire.steplog.log_rows import Opened
 
         opened = log.rows[0] if log.rows else None
         if not isinstance(opened, Opened):
             raise ReplayError("the log does not begin with its options")
-        limits = config_of(opened)
-        given = engine_config(args).replace(**options_of(limits))
-        self._built = build(open_model(find_model(args.model), tokenizer=False), given)
-        if self._built.core.scheduler.config != limits:
-            self._built.close()
-            raise QuireError("model: with these options its scheduler has other limits than that of the log")
+        self._built = built_like(args, args.model, config_of(opened))
 
     def __enter__(self) -> EngineCore:
         return self._built.core
@@ -86,3 +80,23 @@ class _Engine:
     def __exit__(self, *_: object) -> None:
         self._built.core.recorder = None
         self._built.close()
+
+
+def built_like(args: argparse.Namespace, model: str, limits: SchedulerConfig) -> Built:
+    """A model with the engine options of a command and the limits of a log. Raises QuireError if both do not fit."""
+    from quire.engine.build.assemble import build
+    from quire.engine.build.budget import options_of
+    from quire.engine.build.opening import find_model, open_model
+
+    given = engine_config(args).replace(**options_of(limits))
+    built = build(open_model(find_model(model), tokenizer=False), given)
+    own = built.core.scheduler.config
+    if own != limits:
+        built.close()
+        names = ", ".join(
+            one.name for one in fields(own) if getattr(own, one.name) != getattr(limits, one.name)
+        )
+        raise QuireError(
+            f"model: with these options its scheduler has other limits than that of the log: {names}"
+        )
+    return built

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
     from quire.engine.host.spawn import Spawned
 
+_REPLICAS_OF_HOSTS = (
+    "data_parallel_size: a launcher, or several hosts, have the ranks of one replica; start a server for each, and "
+    "quire router before them"
+)
 # Options that set the same thing: one source may use only one side.
 _EXCLUSIVE = (({"gpu_memory_utilization"}, {"memory"}), ({"uds"}, {"host", "port"}))
 # With one of these, the adapters of a shipped model are not served unless they are named.
@@ -89,7 +93,9 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"parallel: {asked[0]!r} is not auto")
         if several:
             raise ValueError("parallel: auto is for a server of one model")
-        engine_config = with_parallel(engine_config, model, quiet=serving.quiet)
+        engine_config = with_parallel(engine_config, model, quiet=serving.quiet, hosts=hosts)
+    if hosts > 1 and engine_config.parallel.data_parallel_size > 1:
+        raise ValueError(_REPLICAS_OF_HOSTS)
     if hosts > 1 and (several or engine_config.parallel.ranks == 1):
         raise ValueError(
             "nnodes: hosts share the ranks of one model: set tensor_parallel_size or pipeline_parallel_size"
@@ -230,10 +236,7 @@ def _follow(model: str, config: EngineConfig, *, quiet: bool) -> None:
 def _serve(model: str, config: EngineConfig, serving: ServingConfig) -> int:
     if config.parallel.ranks > 1:
         if config.parallel.data_parallel_size > 1 and launched(os.environ, config.parallel.ranks):
-            raise ValueError(
-                "data_parallel_size: a launcher, or several hosts, have the ranks of one replica; start a server for "
-                "each, and quire router before them"
-            )
+            raise ValueError(_REPLICAS_OF_HOSTS)
         _follow(model, config, quiet=serving.quiet)
     check_kv_quality(model, config, quiet=serving.quiet)
     from quire.engine.host.spawn import Spawned

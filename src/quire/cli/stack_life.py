@@ -85,8 +85,7 @@ class StackLife:
 
     def _first(self, kind: str) -> list[str]:
         """The parts of a kind that start with the stack."""
-        scale = self.config.scale
-        later = () if scale is None else scale.names[scale.first :]
+        later = self.config.later
         return [each.name for each in self.parts.values() if each.kind == kind and each.name not in later]
 
     async def start(self, names: Iterable[str]) -> bool:
@@ -105,7 +104,14 @@ class StackLife:
             status, _ = await asked(part.url, "/health/ready" if part.kind == "serve" else "/health")
             return status == _READY
 
-        made = Supervised(name, self.files.commands[name], ready, self._log.say, self.tell)
+        async def answers() -> bool:
+            status, _ = await asked(part.url, "/health", self.config.hung_seconds / 2)
+            return status > 0
+
+        made = Supervised(
+            name, self.files.commands[name], ready, self._log.say, self.tell,
+            None if part.kind == "kv-server" else answers, self.config.hung_seconds,
+        )  # fmt: skip
         self.made[name] = made
         task = self._tasks[name] = asyncio.create_task(made.run())
         task.add_done_callback(self._see)
@@ -225,11 +231,11 @@ class StackLife:
             self.write("status.json", json.dumps(found))
 
 
-async def asked(url: str, path: str) -> tuple[int, bytes]:
-    """The answer of a part; status 0 if there is none."""
+async def asked(url: str, path: str, seconds: float = 5.0) -> tuple[int, bytes]:
+    """The answer of a part; status 0 if there is none in time."""
     client = Client(target(url, insecure=True), connect_timeout=1.0)
     try:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(min(seconds, 5.0)):
             return await client.get(path)
     except (ClientError, TimeoutError):
         return 0, b""

@@ -40,6 +40,7 @@ _OWN_OF_SERVERS = (
     "host", "port", "uds", "quiet", "models", "models_dir", "ssl_keyfile", "ssl_certfile", "router"
 )  # fmt: skip
 _FILES_OF_ROUTER = {"backends_file": "backends.toml", "kv_key_file": "kv.key"}
+MOST_PATH = 107  # bytes, of a Unix socket
 HOLD_SECONDS = 30.0  # that a request waits for a server that starts
 START_SECONDS = 5.0  # so far ahead the load is forecast
 _ALL_ADDRESSES = {"0.0.0.0": HERE, "::": "::1"}  # and where they are reached from this machine
@@ -58,6 +59,7 @@ class StackPart:
     seconds: float
     options: dict[str, Any] = field(default_factory=dict)
     role: str = ""
+    table: str = ""
     tls: bool = False
     model: str = ""
     engine: EngineConfig | None = None
@@ -104,7 +106,7 @@ def parts_of(config: StackConfig, kept: Mapping[str, int] = MappingProxyType({})
     made += [_server(each, defaults, config.kv_server is not None) for each in config.servers]
     for each in (*made, router):
         each.port = each.port or kept.get(each.name, 0)
-    taken = {each.port for each in made}
+    taken = {each.port for each in made if each.port}
     for each in made:
         while first in taken:
             first += 1
@@ -148,6 +150,7 @@ def files_of(config: StackConfig, parts: list[StackPart]) -> StackFiles:
                 f"--key-file={key}",
                 f"--host={HERE}",
                 f"--port={part.port}",
+                *([f"--uds={path}"] if (path := _socket_in(state)) else []),
             ]
         else:
             if part.kind == "serve":
@@ -155,7 +158,9 @@ def files_of(config: StackConfig, parts: list[StackPart]) -> StackFiles:
                 if blocks is None:
                     options["router"] = f"key={key}"
                 else:
-                    options["kv_tiers"] = _tiers(options, part.role, f"{HERE}:{blocks.port}:{key}")
+                    options["kv_tiers"] = _tiers(
+                        options, part.role, f"{_socket_in(state) or f'{HERE}:{blocks.port}'}:{key}"
+                    )
             else:
                 options |= {
                     "host": part.host,
@@ -175,7 +180,7 @@ def files_of(config: StackConfig, parts: list[StackPart]) -> StackFiles:
 def lists_of(parts: list[StackPart]) -> dict[str, str]:
     """The files that name the servers: for the router, and for Prometheus."""
     backends = [
-        {"name": each.name, "url": each.url} | ({"role": each.role} if each.role else {})
+        {"name": each.name, "url": each.url, "group": each.table} | ({"role": each.role} if each.role else {})
         for each in parts if each.kind == "serve"
     ]  # fmt: skip
     seen = [{"targets": [each.at], "labels": {"part": each.name}}
@@ -265,9 +270,15 @@ def _server(each: StackServer, defaults: Mapping[str, Any], with_blocks: bool) -
     if engine.limits.memory is None:
         raise ValueError(f"{each.where}: memory: missing: say how much of this machine it may take")
     return StackPart(
-        each.name, "serve", HERE, 0, engine.limits.memory, serving.shutdown_timeout, options, each.role,
+        each.name, "serve", HERE, 0, engine.limits.memory, serving.shutdown_timeout, options, each.role, each.table,
         serving.ssl_certfile is not None, model, engine, serving,
     )  # fmt: skip
+
+
+def _socket_in(state: Path) -> str:
+    """The Unix socket by which servers share memory with the server of blocks; "" where its path cannot be one."""
+    path = str(state.absolute() / "kv.sock")
+    return path if len(os.fsencode(path)) <= MOST_PATH and not {":", ","} & {*path} else ""
 
 
 def _tiers(options: Mapping[str, Any], role: str, remote: str) -> str:

@@ -89,10 +89,9 @@ class StackReload:
 
     async def _add(self, config: StackConfig, new: list[StackPart], files: StackFiles) -> bool:
         """Start what does not run and should; if a part cannot, all is as before."""
-        life, scale = self._life, config.scale
+        life, scaled = self._life, {name for each in config.scales for name in each.names}
         before, old = dict(life.parts), _copied(life.files)
-        kept = () if scale is None else [name for name in scale.names if name in before]
-        later = () if scale is None else scale.names[scale.first :]
+        kept, later = scaled & before.keys(), config.later
         life.parts = _in_order([*(before | {each.name: each for each in new}).values()])
         for part in new:
             self._give(part, files)

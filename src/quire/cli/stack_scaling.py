@@ -1,9 +1,10 @@
-"""How many servers of a stack run: as many as its router says that the load needs."""
+"""How many servers of each table of a stack run: as many as its router says that their load needs."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,7 @@ _LOOK = 0.25  # seconds between two looks at the load
 
 
 class _Health(msgspec.Struct):
-    replicas_needed: float
+    needed: dict[str, float]  # by table
 
 
 class StackScaling:
@@ -23,32 +24,38 @@ class StackScaling:
 
     def __init__(self, life: StackLife) -> None:
         self._life = life
-        self._rule: ScalingRule | None = None
+        self._rules: dict[str, ScalingRule] = {}  # by table
         self._failed: dict[str, float] = {}  # servers that never worked, and when that was seen
 
     async def run(self) -> None:
         """Follow the load until cancelled."""
         while True:
             await asyncio.sleep(_LOOK)
-            scale = self._life.config.scale
-            if scale is None:
-                self._rule = None
+            scales = self._life.config.scales
+            self._rules = {
+                each.table: self._rules[each.table] for each in scales if each.table in self._rules
+            }
+            if not scales:
                 continue
             _, body = await asked(self._life.parts[ROUTER].url, "/health")
             try:
-                needed = msgspec.json.decode(body, type=_Health).replicas_needed
+                needed = msgspec.json.decode(body, type=_Health).needed
             except msgspec.MsgspecError:  # it starts, or is overloaded: what runs stays
                 continue
             async with self._life.turn:
-                if self._life.config.scale == scale:
-                    self._follow(scale, needed, time.monotonic())
+                if self._life.config.scales == scales:
+                    told = [  # what the router does not know yet stays as it is
+                        self._follow(each, needed[each.table], time.monotonic())
+                        for each in scales
+                        if each.table in needed
+                    ]
+                    self._life.told["scales"] = told
 
-    def _follow(self, scale: StackScale, needed: float, now: float) -> None:
-        running = self._running(scale, now)
-        if self._rule is None or self._rule.bounds != scale.bounds:
-            self._rule = ScalingRule(scale.bounds, len(running), now)
-        wanted = self._rule.servers(needed, now)
-        self._life.told["scale"] = {"needed": needed, "wanted": wanted}
+    def _follow(self, scale: StackScale, needed: float, now: float) -> dict[str, Any]:
+        running, rule = self._running(scale, now), self._rules.get(scale.table)
+        if rule is None or rule.bounds != scale.bounds:
+            rule = self._rules[scale.table] = ScalingRule(scale.bounds, len(running), now)
+        wanted = rule.servers(needed, now)
         leaving = self._life.leaving
         able = [name for name in scale.names if name not in running and name not in leaving]
         for name in able[: max(wanted - len(running), 0)]:
@@ -58,6 +65,7 @@ class StackScaling:
         for name in running[wanted:]:
             self._life.say(name, f"{needed:g} servers are needed: {name} ends")
             self._life.leave(name)
+        return {"table": scale.where, "needed": needed, "wanted": wanted}
 
     def _running(self, scale: StackScale, now: float) -> list[str]:
         """The servers that work or start. One that never worked is tried again after a while."""

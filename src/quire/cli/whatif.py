@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE",
         help="max_num_seqs=32, max_num_batched_tokens, num_blocks, scheduling_policy, enable_prefix_caching=off, "
-        "rate=1.5 (load), replicas=2, router=prefix, slo=…",
+        "rate=1.5 (load), replicas=2 (machines), data_parallel_size=2 (on this one), router=prefix, slo=…",
     )  # fmt: skip
     parser.add_argument(
         "--like", metavar="FILE",

@@ -48,8 +48,10 @@ class CacheOptions:
         None,
         "where KV blocks go that leave the cache: ram=SIZE, which is swap_space; disk=SIZE:FOLDER, a file of that "
         "size for each engine process, whose blocks outlive it; disk-key=KEYFILE encrypts it; "
-        "remote=HOST:PORT:KEYFILE, a quire kv-server that engines share; role=prefill, decode or both: how "
-        "a router may divide requests between such engines (default: nowhere)",
+        "remote=HOST:PORT:KEYFILE or remote=/SOCKET:KEYFILE, a quire kv-server that engines share, over TLS with "
+        "ca=FILE, the authority of its certificate, or by NIXL with via=nixl; remote=redis://HOST:PORT, a Redis in its "
+        "place, in which remote-key=KEYFILE encrypts blocks; "
+        "role=prefill, decode or both: how a router may divide requests between such engines (default: nowhere)",
         metavar="TIERS",
     )
 

@@ -60,6 +60,7 @@ MOVES: dict[str, tuple[str, ...]] = {
     "weight_cache": (_STARTUP,),
     "weight_cache_dir": (_STARTUP,),
     "weight_cache_size": (_STARTUP,),
+    "weight_memory": ("quire_weight_paging_seconds", "quire_weight_resident_bytes", _STEP),
     "task": (),
     "pooling": (),
     "seed": (),

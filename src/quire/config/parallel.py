@@ -35,7 +35,8 @@ class ParallelOptions:
         most=MAX_RANKS,
     )
     enable_expert_parallel: bool = option(
-        False, "ranks that split a layer hold whole experts in place of columns of all of them"
+        False,
+        "ranks that split a layer, of all replicas, hold whole experts in place of columns of all of them",
     )
 
     tensor_parallel_reduce: str = option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import msgspec
 from quire.config.option import check_options, option
 from quire.config.semantic import parse_semantic
 from quire.records import dataclass
+from quire.routing.difficulty import DifficultyRule, read_difficulty
 from quire.routing.reported_prefixes import SOURCES
 from quire.routing.router_policies import POLICIES
-from quire.routing.traffic import RuleBody, TrafficRules, named_by
+from quire.routing.traffic import RuleBody, TrafficRule, TrafficRules, named_by
 
 # Sections of the options: first field -> title.
 SUBJECTS = {
@@ -24,7 +26,8 @@ SUBJECTS = {
     "semantic_cache": "questions asked before",
 }  # fmt: skip
 _FIELDS = {
-    "url", "name", "weight", "models", "api_key", "api_key_file", "health", "admin_url", "admin_key_file", "role"
+    "url", "name", "weight", "models", "api_key", "api_key_file", "health", "admin_url", "admin_key_file", "role",
+    "peer", "group",
 }  # fmt: skip
 _LABEL = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 _SERVICE = re.compile(rf"kubernetes:(?:(?P<namespace>{_LABEL})/)?(?P<name>{_LABEL})(?::(?P<port>{_LABEL}))?")
@@ -63,6 +66,11 @@ class RouterConfig:
         "events alone; hybrid: by events, and where there are none by prompts",
         choices=SOURCES,
     )
+    weights: str = option(
+        "any", "one: where servers have several versions of the weights of a model, clients get answers of one alone, "
+        "which changes when no server has it any more, or another one has more of them",
+        choices=("any", "one"),
+    )  # fmt: skip
     policy: str = option("prefix", "which server answers a request", choices=tuple(POLICIES))
     health_interval: float = option(1.0, "seconds between two checks of a server", metavar="S")
     health_timeout: float = option(5.0, "seconds after which a check has failed", metavar="S")
@@ -182,7 +190,8 @@ class BackendEntry:
     """A server behind a router. `models` are those it is asked for; None: those that it names itself. `health` is the
     path that says whether it answers; "" for the first that it has of /health and /v1/models. `admin_url`: where its
     routes for administrators are, if that is another address. `role`: "prefill" computes prompts for others, and
-    answers only if nobody else can; "both" does both; "decode" and "" answer.
+    answers only if nobody else can; "both" does both; "decode" and "" answer. `peer`: it is the router of another
+    place, which does not send back what it gets from here. `group`: of servers whose number follows one load.
     """
 
     url: str
@@ -194,6 +203,8 @@ class BackendEntry:
     admin_url: str = ""
     admin_key: str = ""
     role: str = ""
+    peer: bool = False
+    group: str = ""
 
 
 def backend_entries(config: RouterConfig) -> list[BackendEntry]:
@@ -232,11 +243,53 @@ def keys_of(config: RouterConfig) -> tuple[str, str]:
     return key, admin
 
 
+class DifficultyBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A file of `quire train-router`, the models for easy and for hard requests, and from which probability on that the
+    small model suffices a request is easy; None: as the file says."""
+
+    file: str
+    easy: str
+    hard: str
+    threshold: float | None = None
+
+    def rule(self, folder: Path) -> DifficultyRule:
+        """The rule that it describes. Raises ValueError."""
+        try:
+            model = read_difficulty((folder / self.file).read_bytes())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"difficulty: file: {self.file}: {error}") from None
+        threshold = model.threshold if self.threshold is None else self.threshold
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"difficulty: threshold: {threshold!r} is not in [0, 1]")
+        if self.easy == self.hard:
+            raise ValueError(f"difficulty: easy and hard are both {self.easy!r}")
+        return DifficultyRule(model, self.easy, self.hard, threshold)
+
+
+class RouterRuleBody(RuleBody):
+    """A rule of a router, which has targets by weight or by the difficulty of the request."""
+
+    targets: dict[str, float] = msgspec.field(default_factory=dict)
+    difficulty: DifficultyBody | None = None
+
+    def rule_in(self, folder: Path) -> TrafficRule:
+        """The rule that it describes; files are found from a folder. Raises ValueError."""
+        made = self.rule()
+        if self.difficulty is None:
+            return made
+        if self.targets:
+            raise ValueError("targets and difficulty exclude each other")
+        rule = self.difficulty.rule(folder)
+        return replace(made, targets=((rule.easy, 1.0), (rule.hard, 1.0)), difficulty=rule)
+
+
 def traffic_rules(config: RouterConfig) -> TrafficRules:
     """What names stand for, by the file of servers; what has no rule there is a model. Raises ValueError."""
     rules = {} if config.backends_file is None else _document(config.backends_file).get("rules", {})
+    folder = Path(config.backends_file or "").parent
     try:
-        made = {name: body.rule() for name, body in msgspec.convert(rules, dict[str, RuleBody]).items()}
+        bodies = msgspec.convert(rules, dict[str, RouterRuleBody])
+        made = {name: body.rule_in(folder) for name, body in bodies.items()}
         return TrafficRules(made, {name for rule in made.values() for name in named_by(rule)} - made.keys())
     except (msgspec.ValidationError, ValueError) as error:
         raise ValueError(f"backends_file: rules: {error}") from None
@@ -258,13 +311,25 @@ def _entry(number: int, entry: Any, key: str, admin: str) -> BackendEntry:
         raise ValueError(f"{where}: is not a table")
     for name in entry.keys() - _FIELDS:
         raise ValueError(f"{where}: {name!r} is not one of {', '.join(sorted(_FIELDS))}")
-    for name in ("url", "name", "api_key", "api_key_file", "health", "admin_url", "admin_key_file", "role"):
+    for name in (
+        "url",
+        "name",
+        "api_key",
+        "api_key_file",
+        "health",
+        "admin_url",
+        "admin_key_file",
+        "role",
+        "group",
+    ):
         if not isinstance(entry.get(name, ""), str):
             raise ValueError(f"{where}: {name}: is not a text")
     if not entry.get("url"):
         raise ValueError(f"{where}: url: missing")
     if entry.get("role", "both") not in ROLES:
         raise ValueError(f"{where}: role: {entry['role']!r} is not one of {', '.join(ROLES)}")
+    if not isinstance(entry.get("peer", False), bool):
+        raise ValueError(f"{where}: peer: {entry['peer']!r} is not true or false")
     weight, models = entry.get("weight", 1.0), entry.get("models")
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1000:
         raise ValueError(f"{where}: weight: {weight!r} is not a number above 0 and up to 1000")
@@ -279,7 +344,7 @@ def _entry(number: int, entry: Any, key: str, admin: str) -> BackendEntry:
     return BackendEntry(
         entry["url"], entry.get("name", f"backend-{number}"), float(weight), None if models is None else tuple(models),
         entry.get("api_key", key), entry.get("health", ""), entry.get("admin_url", ""), admin,
-        entry.get("role", ""),
+        entry.get("role", ""), entry.get("peer", False), entry.get("group", ""),
     )  # fmt: skip
 
 

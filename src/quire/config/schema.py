@@ -267,9 +267,22 @@ class LoadingOptions:
         count=True,
         size=True,
     )
+    weight_memory: int | None = option(
+        None,
+        "bytes of weights that are in memory at once; the others are read from the packed weights in every step that "
+        "needs them: for models larger than memory (default: all)",
+        metavar="SIZE",
+        count=True,
+        size=True,
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.weight_memory is not None and (self.weight_cache == "off" or self.load_format == "random"):
+            raise ValueError(
+                "weight_memory: the others are read from packed weights, which weight_cache off and load_format random "
+                "do not have"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -496,14 +509,17 @@ class EngineConfig:
     adapters: AdapterOptions = _group("adapters", AdapterOptions)
     parallel: ParallelOptions = _group("parallelism", ParallelOptions)
     recording: RecordOptions = _group("recording", RecordOptions)
+    # Its number among replicas that hold the experts between them, and how many there are: no option, see of_replica.
+    replica: tuple[int, int] = (0, 1)
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, replica: tuple[int, int] = (0, 1), **options: Any) -> None:
         unknown = options.keys() - OPTIONS.keys()
         if unknown:
             raise TypeError(f"{min(unknown)} is not an option of an engine")
         for name, kind in GROUPS.items():
             own = {f.name: options[f.name] for f in fields(kind) if f.name in options}
             object.__setattr__(self, name, kind(**own))
+        object.__setattr__(self, "replica", replica)
 
     def values(self) -> dict[str, Any]:
         """All options by their flat names."""
@@ -512,10 +528,21 @@ class EngineConfig:
 
     def replace(self, **changes: Any) -> EngineConfig:
         """The same with other values of some options."""
-        return EngineConfig(**{**self.values(), **changes})
+        return EngineConfig(replica=self.replica, **{**self.values(), **changes})
+
+    @property
+    def shares_experts(self) -> bool:
+        """Whether replicas hold the experts of the model between them."""
+        parallel, executor = self.parallel, self.execution.executor
+        return parallel.enable_expert_parallel and parallel.data_parallel_size > 1 and executor == "native"
+
+    def of_replica(self, number: int) -> EngineConfig:
+        """What one of the replicas is made of: all that was asked for, and where they share experts, its number."""
+        replica = (number, self.parallel.data_parallel_size) if self.shares_experts else (0, 1)
+        return EngineConfig(replica=replica, **{**self.values(), "data_parallel_size": 1})
 
 
-_GROUPS: tuple[Field[Any], ...] = fields(EngineConfig)
+_GROUPS: tuple[Field[Any], ...] = tuple(each for each in fields(EngineConfig) if "kind" in each.metadata)
 GROUPS: dict[str, type[Any]] = {group.name: group.metadata["kind"] for group in _GROUPS}
 OPTIONS: dict[str, Field[Any]] = {f.name: f for kind in GROUPS.values() for f in fields(kind)}
 # Sections of the options: first option -> title.

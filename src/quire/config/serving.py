@@ -175,7 +175,8 @@ class ServingConfig:
     router: str | None = option(
         None,
         "the router of this server: key=FILE, the key that both have; announce=URL, where it says that it is there; "
-        "url=URL and name=NAME, what it says in place of its address (default: none)",
+        "url=URL and name=NAME, what it says in place of its address; weight=NUMBER, its share of the requests "
+        "(default: none)",
         metavar="SPEC",
     )
     sse_ping_interval: float = option(

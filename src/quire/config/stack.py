@@ -1,6 +1,7 @@
 """What `quire stack` runs on one machine, from a TOML file: a router, servers, and a server of KV blocks.
 
     first-port = 8001          # of what is behind the router, one after the other; 0: free ones
+    hung-seconds = 30          # after which a part that answers nobody is ended and started again; 0: never
     [router]                   # options of quire router
     [kv-server]                # options of quire kv-server; without it there is none
     [defaults]                 # options of all servers
@@ -15,6 +16,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +26,29 @@ from quire.records import dataclass
 from quire.routing.servers_needed import ScalingBounds
 
 MOST_SERVERS = 64
-_TOP = ("name", "state", "first_port", "router", "kv_server", "defaults", "serve")
+_NAMES_OF_MODELS = ("model", "served_model_name")
+_TOP = ("name", "state", "first_port", "hung_seconds", "router", "kv_server", "defaults", "serve")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class StackServer:
-    """A server of a stack: its name, and its role, "" for none. `where` names its entry in errors."""
+    """A server of a stack: its name, and its role, "" for none. `where` names its entry in errors; `table` is its table
+    with these very options, for what is learned of its load."""
 
     name: str
     role: str
     where: str
+    table: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class StackScale:
-    """The servers whose number follows the load: their names, and how many start with the stack."""
+    """The servers of a table whose number follows the load: their names, and how many start with the stack."""
 
+    where: str
+    table: str
     names: tuple[str, ...]
     first: int
     bounds: ScalingBounds
@@ -59,7 +66,13 @@ class StackConfig:
     defaults: Mapping[str, Any]  # of all servers
     kv_server: Mapping[str, Any] | None
     servers: tuple[StackServer, ...]
-    scale: StackScale | None = None
+    scales: tuple[StackScale, ...] = ()
+    hung_seconds: float = 30.0  # after which a part that answers nobody is started again; 0: never
+
+    @property
+    def later(self) -> frozenset[str]:
+        """The servers that do not start with the stack."""
+        return frozenset(name for each in self.scales for name in each.names[each.first :])
 
 
 def read_stack(path: Path) -> StackConfig:
@@ -83,19 +96,24 @@ def read_stack(path: Path) -> StackConfig:
     if port is not None and (type(port) is not int or not 0 <= port <= 65535):
         raise ValueError(f"first-port: {port!r} is not in [0, 65535]")
     router, blocks = _table(found, "router") or {}, _table(found, "kv_server")
-    servers, scale = _servers(found, blocks is not None)
     defaults = _table(found, "defaults") or {}
+    servers, scales = _servers(found, defaults, blocks is not None)
+    hung = found.get("hung_seconds", 30.0)
+    if type(hung) not in {int, float} or not (hung == 0 or 1 <= hung <= 1e6):
+        raise ValueError(f"hung-seconds: {hung!r} is not 0 or a number of seconds from 1 on")
     file = path.absolute()
-    return StackConfig(name, file, file.parent / folder, port, router, defaults, blocks, servers, scale)
+    return StackConfig(
+        name, file, file.parent / folder, port, router, defaults, blocks, servers, scales, float(hung)
+    )
 
 
 def _servers(
-    found: Mapping[str, Any], with_blocks: bool
-) -> tuple[tuple[StackServer, ...], StackScale | None]:
+    found: Mapping[str, Any], defaults: Mapping[str, Any], with_blocks: bool
+) -> tuple[tuple[StackServer, ...], tuple[StackScale, ...]]:
     entries = found.get("serve", [])
     if not isinstance(entries, list) or not entries:
         raise ValueError("serve: at least one [[serve]] table is needed")
-    made, scale = [], None
+    made, scales, models = [], list[StackScale](), dict[str, str]()  # models: of the tables that answer
     numbers: dict[str, int] = {}
     for number, entry in enumerate(entries, 1):
         where = f"serve {number}"
@@ -109,23 +127,39 @@ def _servers(
             raise ValueError(f"{where}: role: needs a table [kv-server], over which blocks go")
         kind = role if role in {"prefill", "decode"} else "serve"
         first, bounds = _counts(options, where)
-        names = []
+        names, digest = [], blake2b(repr((role, sorted(options.items()))).encode(), digest_size=4)
+        table = (
+            f"{where} {digest.hexdigest()}"  # another one, when the file is read again, with other options
+        )
         for _ in range(first if bounds is None else bounds.most):
             numbers[kind] = numbers.get(kind, 0) + 1
             names.append(f"{kind}-{numbers[kind]}")
-            made.append(StackServer(names[-1], role, where, options))
+            made.append(StackServer(names[-1], role, where, table, options))
+        if role != "prefill":
+            models[where] = str([{**defaults, **options}.get(name) for name in _NAMES_OF_MODELS])
         if bounds is not None:
-            if scale is not None or role == "prefill":
-                raise ValueError(f"{where}: max: is for one table, of servers that answer")
-            scale = StackScale(tuple(names), first, bounds)
+            if role == "prefill" and not bounds.least:
+                raise ValueError(
+                    f"{where}: min: is 1 or more for role prefill: without one no prompt goes there"
+                )
+            scales.append(StackScale(where, table, tuple(names), first, bounds))
     if not 0 < len(made) <= MOST_SERVERS:
         raise ValueError(f"serve: {len(made)} servers are not 1 to {MOST_SERVERS}")
     answering = [each.name for each in made if each.role != "prefill"]
     if not answering:
         raise ValueError("serve: role: all of them are prefill: none answers")
-    if scale is not None and len(answering) > len(scale.names):
-        raise ValueError("serve: max: no other table may answer beside it: the load would be that of both")
-    return tuple(made), scale
+    _check_loads(scales, models)
+    return tuple(made), tuple(scales)
+
+
+def _check_loads(scales: list[StackScale], models: Mapping[str, str]) -> None:
+    """Raises ValueError if a table that follows its load shares it with another one."""
+    for table in {each.where for each in scales} & models.keys():
+        for other in models.keys() - {table}:
+            if models[other] == models[table]:
+                raise ValueError(
+                    f"{table}: max: {other} answers for the same model: the load would be that of both"
+                )
 
 
 def _counts(options: dict[str, Any], where: str) -> tuple[int, ScalingBounds | None]:

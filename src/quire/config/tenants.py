@@ -2,6 +2,10 @@
 
 counts = "/var/lib/quire/counts.json"  # where the day's tokens outlive the server
 
+[shared]                               # in place of counts: several servers or routers count together
+redis = "redis://10.0.0.5:6379/0"
+instances = 2
+
 [prices]                               # per million tokens, hour of computing, and GiB of KV cache for an hour
 currency = "EUR"
 prompt = 0.4
@@ -24,6 +28,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from quire.records import dataclass
 
@@ -90,11 +95,12 @@ class Tenant:
 @dataclass(frozen=True, slots=True)
 class Tenants:
     """What a file says: tenants by name, and the prices of those that have none of their own. `counts` is the file of
-    what they have used of the day, None for none."""
+    what they have used of the day, None for none; `shared` is where several servers count together."""
 
     by_name: Mapping[str, Tenant] = field(default_factory=dict)
     prices: Prices | None = None
     counts: str | None = None
+    shared: SharedCounts | None = None
 
     @property
     def floors(self) -> dict[str, float]:
@@ -104,6 +110,24 @@ class Tenants:
             if tenant.cache_share:
                 found[tenant.domain] = found.get(tenant.domain, 0.0) + tenant.cache_share
         return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCounts:
+    """Where several servers, or several routers, count the limits of their tenants together.
+
+    redis           the address of a Redis, without a password
+    instances       processes that share; while Redis is away each of them has this part of every limit
+    password_file   a relative path is one from the tenants file
+    prefix          what all keys in Redis begin with
+    timeout         seconds that a request waits for Redis at most
+    """
+
+    redis: str = field(repr=False)
+    instances: int
+    password_file: str = ""
+    prefix: str = "quire"
+    timeout: float = 0.5
 
 
 class TenantsFileError(ValueError):
@@ -138,7 +162,7 @@ def parse_tenants(text: str) -> Tenants:
     except (ValueError, RecursionError) as error:
         raise TenantsFileError(f"is not TOML: {error}") from None
     reader = _Reader(text)
-    reader.known(found, (), ("counts", "prices", "tenants"))
+    reader.known(found, (), ("counts", "prices", "shared", "tenants"))
     counts = found.get("counts")
     if counts is not None and (not isinstance(counts, str) or not counts):
         reader.fail(("counts",), "must be the path of a file")
@@ -149,8 +173,13 @@ def parse_tenants(text: str) -> Tenants:
         raise TenantsFileError(f"tenants: {len(sections)} are over the limit of {MAX_TENANTS}")
     made = {name: reader.tenant(name, section) for name, section in sections.items()}
     _check_together(reader, made)
-    prices = found.get("prices")
-    return Tenants(made, None if prices is None else reader.prices(("prices",), prices), counts)
+    prices, shared = found.get("prices"), found.get("shared")
+    if counts is not None and shared is not None:
+        reader.fail(("counts",), "leave it out: with [shared] counts are in Redis")
+    return Tenants(
+        made, None if prices is None else reader.prices(("prices",), prices), counts,
+        None if shared is None else reader.shared(("shared",), shared),
+    )  # fmt: skip
 
 
 def _check_together(reader: _Reader, tenants: Mapping[str, Tenant]) -> None:
@@ -208,6 +237,27 @@ class _Reader:
             else:
                 made[key] = self.number((*place, key), price, least=0.0)
         return Prices(**made)
+
+    def shared(self, place: tuple[str, ...], value: Any) -> SharedCounts:
+        """Where several servers count together."""
+        self.known(value, place, tuple(f.name for f in fields(SharedCounts)))
+        for name in ("redis", "instances"):
+            if name not in value:
+                self.fail(place, f"{name} is missing")
+        made = dict(value)
+        for name in ("redis", "password_file", "prefix"):
+            if name in value and not (isinstance(value[name], str) and value[name]):
+                self.fail((*place, name), "must be a text")
+        address = urlsplit(value["redis"])
+        if not (address.scheme == "unix" and address.path) and not (
+            address.scheme in {"redis", "rediss"} and address.hostname
+        ):
+            self.fail((*place, "redis"), "must be an address such as redis://host:6379/0")
+        if address.password or "password=" in address.query:
+            self.fail((*place, "redis"), "has a password: put it into a file, and name that in password_file")
+        self.count((*place, "instances"), value["instances"])
+        made["timeout"] = self.number((*place, "timeout"), value.get("timeout", 0.5), least=0.001, most=60.0)
+        return SharedCounts(**made)
 
     def number(
         self, place: tuple[str, ...], value: Any, *, least: float, most: float = float(_MOST)

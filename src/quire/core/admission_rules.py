@@ -140,6 +140,7 @@ def check_wishes(
     service: ServiceClass | None,
     *,
     elapsed: float = 0.0,
+    waited: float | None = None,
     caution: float = 1.0,
     end_caution: float = 1.0,
     start: float | None = None,
@@ -148,20 +149,21 @@ def check_wishes(
 ) -> Broken | None:
     """The wish that would be missed by most, if any.
 
-    `elapsed` seconds have passed since the request arrived; `start` and `finish` are its own limits in seconds from
-    now; `output` is the length of its answer. `caution` is for first tokens, `end_caution` for ends; at `worst` it ends
-    then.
+    `elapsed` seconds have passed since the request arrived, `waited` (None: the same) since its own limits count;
+    these are `start` and `finish`, in seconds from now; `output` is the length of its answer. `caution` is for first
+    tokens, `end_caution` for ends; at `worst` it ends then.
     """
     slo, end = SLO() if service is None else service.slo, max(worst, end_caution * prediction.finish(output))
-    wishes: Sequence[tuple[str, float | None, float]] = (
-        ("max_queue_ms", start, prediction.start),
-        ("deadline_ms", finish, end),
-        ("ttft", slo.ttft and slo.ttft / 1e3 - elapsed, caution * prediction.ttft),
-        ("e2el", slo.e2el and slo.e2el / 1e3 - elapsed, end),
+    own = elapsed if waited is None else waited
+    wishes: Sequence[tuple[str, float, float | None, float]] = (
+        ("max_queue_ms", own, start, prediction.start),
+        ("deadline_ms", own, finish, end),
+        ("ttft", elapsed, slo.ttft and slo.ttft / 1e3 - elapsed, caution * prediction.ttft),
+        ("e2el", elapsed, slo.e2el and slo.e2el / 1e3 - elapsed, end),
     )
     late = [
-        Broken(name, elapsed + at, elapsed + seen, seen - at)
-        for name, at, seen in wishes
+        Broken(name, passed + at, passed + seen, seen - at)
+        for name, passed, at, seen in wishes
         if at is not None and seen > at
     ]
     if not late:

@@ -21,7 +21,8 @@ A step costs a few microseconds: one row of the normal equations, and now and th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import mul
 from typing import Any
 
 FEATURES = (
@@ -45,7 +46,7 @@ _YOUNG = 48  # steps with prompts before bends are learned
 _BEND = 0.1  # of the latest step in a bend
 _MOST_BEND = 0.3  # natural logarithm: what one step may say
 BEND_ROWS, BEND_SIZES = 5, 14  # 0, 1, 2 to 3, 4 to 7 and more streams; 1, 2, 4 … 8192 tokens of prompts
-_VERSION = 2
+_VERSION = 3
 
 StepFeatures = tuple[float, ...]
 
@@ -108,6 +109,7 @@ class StepCostModel:
     """Seconds of steps, by features in the order of FEATURES."""
 
     def __init__(self, weights: Sequence[float] = _FIRST) -> None:
+        self._first = tuple(weights)
         self._weights = [weight * scale for weight, scale in zip(weights, _SCALE, strict=True)]
         # A prompt of 512 tokens, and what it takes before one has been seen.
         taken = self._weights[2] * _LONG[2] + self._weights[4] * _LONG[4]
@@ -156,6 +158,16 @@ class StepCostModel:
         parts = zip(self._drifts(), self._weights, _SCALE, features, strict=True)
         bend = bend_of(self._bends, features[1], features[2])
         return bend * sum([drift * weight / scale * x for drift, weight, scale, x in parts if x])
+
+    def formula(self) -> Callable[[Sequence[float]], float]:
+        """`seconds` as the model is now, for many steps: what it learns later changes nothing."""
+        weights, bends = self.weights, self.bends
+
+        def seconds(features: Sequence[float]) -> float:
+            plain = float(sum(map(mul, weights, features)))
+            return plain * bend_of(bends, features[1], features[2]) if features[2] else plain
+
+        return seconds
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
         """Take in a step. A step without positive time is ignored."""
@@ -213,11 +225,16 @@ class StepCostModel:
         return each[0] + each[1]
 
     def dump(self) -> dict[str, Any]:
-        """What `load` reads: plain numbers."""
+        """What `load` reads: plain numbers. What hardly a step had is as it was: with the drift of each run it would be
+        hundreds of times as much after some dozens of runs."""
+        kinds = self._kinds.values()
+        seen = [sum(kind.steps for kind in kinds if kind.matrix[i][i]) >= _SOLVE for i in range(_COUNT)]
         return {
             "version": _VERSION,
             "features": list(FEATURES),
-            "seconds": list(self.weights),
+            "seconds": [
+                now if told else was for now, was, told in zip(self.weights, self._first, seen, strict=True)
+            ],
             "bends": list(self._bends),
             "error": self.error,
             "spread": self.spread,

@@ -25,7 +25,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
 from quire.core.service_estimates import TokenCosts
 from quire.core.soft_tokens import block_keys
-from quire.core.tier import Name, Tier, chain, root_digest
+from quire.core.tier import FILL_SHARE, Name, Tier, chain, root_digest
 from quire.records import dataclass
 from quire.types import NO_BLOCK
 
@@ -84,9 +84,10 @@ class Fetches:
         """Those that wait, or waited when they were aborted."""
         return [seq for fetch in self for seq in (fetch.seq, *fetch.joined)]
 
-    def begin(self, seq: Sequence, hit: Hit, room: int) -> bool:
+    def begin(self, seq: Sequence, hit: Hit, room: int, running: int) -> bool:
         """Start copying in the tier's part of a waiting sequence's prefix, or join who does; False if that is no longer
-        than `hit`, if there is no room, or if it takes longer than to compute it."""
+        than `hit`, if there is no room, or if all wait longer for it: this sequence while blocks come, and also each
+        of those that are `running` while they are computed."""
         if seq.fetched or seq.state.namespace is None:
             return False
         seq.fetched = True
@@ -102,11 +103,11 @@ class Fetches:
             )
             if fetch.columns[index][group] == NO_BLOCK
         ]
-        saved = self._saved(hit.length, len(fetch.columns) * self._size)
-        if self._join(seq, [(digests[index], group) for index, group in missing], saved):
+        saved = self._saved(hit.length, len(fetch.columns) * self._size) * (1 + running)
+        names = [(digests[index], group) for index, group in missing]
+        if self._join(seq, names, saved, running):
             return True
-        seconds = sum([self._tier.copy_seconds((digests[index], group)) for index, group in missing])
-        if seconds > saved:
+        if sum([self._block_seconds(name, running) for name in names]) > saved:
             return False
         if not missing or len(missing) + sum(map(self._caches.pool.is_cached, known.live())) > room:
             return False
@@ -121,17 +122,22 @@ class Fetches:
         seq.status = Status.FETCHING
         return True
 
-    def _join(self, seq: Sequence, names: list[Name], saved: float) -> bool:
+    def _join(self, seq: Sequence, names: list[Name], saved: float, running: int) -> bool:
         """Wait for a fetch that fills one of these blocks, if it ends before they would be computed."""
         fetch = next((self._by_name[name] for name in names if name in self._by_name), None)
         if fetch is None:
             return False
         left = len(fetch.filling) - len(fetch.ended)
-        if left * self._tier.copy_seconds(fetch.names[-1]) > saved:
+        if left * self._block_seconds(fetch.names[-1], running) > saved:
             return False
         fetch.joined.append(seq)
         seq.fetched, seq.status = False, Status.FETCHING
         return True
+
+    def _block_seconds(self, name: Name, running: int) -> float:
+        """Until a block has come: beside sequences copies have a part of a step, or a step each."""
+        copy = self._tier.copy_seconds(name)
+        return max(copy, min(copy / FILL_SHARE, self._costs.token_seconds())) if running else copy
 
     def _saved(self, start: int, end: int) -> float:
         """Seconds that it takes to compute a part of a prompt."""

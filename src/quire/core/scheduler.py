@@ -54,6 +54,7 @@ from quire.types import (
 LOOK_AGAIN_STEPS = 16
 
 _by_rank = attrgetter("rank")
+unmade = object.__new__
 
 
 class Scheduler(SchedulerState):
@@ -148,7 +149,8 @@ class Scheduler(SchedulerState):
         self._all_decode = step.decode == len(step.rows) == len(self._running)
         self._step += 1
         if step.rows:
-            flights.append(Flight(self._step, step.rows, step.seqs))
+            usual = step.usual == len(step.rows) and not self._requests.num_guided
+            flights.append(Flight(self._step, step.rows, step.seqs, usual))
             if shares:
                 self._had_turn = {seq.seq_id for seq in step.seqs}
         gone, self._gone = self._gone, []
@@ -158,8 +160,11 @@ class Scheduler(SchedulerState):
         copies, self._blocks.copies = self._blocks.copies, []
         return SchedulerOutput(self._step, step.rows, step.new, gone, moves, copies)
 
-    def update(self, out: SchedulerOutput, result: StepOutput) -> list[SeqEvent]:
-        """Commit the result of step `out`; returns what changed for callers, in row order.
+    def update(
+        self, out: SchedulerOutput, result: StepOutput, usual_rows: list[int] | None = None
+    ) -> list[SeqEvent]:
+        """Commit the result of step `out`; returns what changed for callers, in row order. With `usual_rows`, the ids
+        of sequences that got one token and go on are put there in place of events: a simulation has many of them.
 
         Rows of sequences that ended while the step ran are ignored. Raises ValueError, without changing anything, when
         `out` is not the oldest step in flight or `result` does not fit it.
@@ -172,19 +177,19 @@ class Scheduler(SchedulerState):
         usual = not (result.failed or result.pooled or result.complete or result.drafted)
         events: list[SeqEvent] = []
         ended = False
-        for i, (seq, row) in enumerate(zip(seqs, out.scheduled, strict=True)):
+        for i, (seq, row, new) in enumerate(zip(seqs, out.scheduled, token_ids, strict=False)):
             if seq.status is not running:
                 continue
-            new, tokens = token_ids[i], seq.tokens
+            tokens = seq.tokens
             if (
                 usual
                 and row.logits == 1
                 and len(new) == 1
                 and (end := len(tokens)) + 1 < seq.limit
-                and new[0] not in seq.stop_ids
+                and (token := new[0]) not in seq.stop_ids
                 and not (row.prompt_logprobs or seq.follows)
             ):  # most rows of most steps; what follows does the same for any row
-                tokens.append(new[0])
+                tokens.append(token)
                 seq.computed, state = end, seq.state
                 if (line := state.line) is not None:
                     line.generated += 1
@@ -192,8 +197,19 @@ class Scheduler(SchedulerState):
                     account.served += seq.price
                 if end >= seq.wake:
                     self._reach_wake(seq)
-                name, cached = state.request.request_id, state.cached_tokens
-                events.append(SeqEvent(name, seq.sample_index, new, logged[i], None, None, None, cached))
+                if usual_rows is not None:
+                    usual_rows.append(seq.seq_id)
+                    continue
+                event = unmade(SeqEvent)  # its constructor takes twice as long
+                event.request_id, event.sample_index, event.new_token_ids = (
+                    seq.request_id,
+                    seq.sample_index,
+                    new,
+                )
+                event.logprobs, event.cached_tokens = logged[i], state.cached_tokens
+                event.prompt_logprobs = event.finish_reason = event.stop_token_id = event.drafts = None
+                event.pooled = b""
+                events.append(event)
                 continue
             ended = self._take_row(i, seqs, out, result, events) or ended
         if ended:
@@ -280,15 +296,16 @@ class Scheduler(SchedulerState):
         if not flights or flights[0].step != out.step:
             raise ValueError(f"step {out.step} is not the oldest one in flight")
         seqs = flights[0].seqs
-        check_result(out, seqs, result)
+        check_result(out, seqs, result, usual=flights[0].usual)
         if self.config.steps_in_flight > 1 and not self.config.takes_turns:
             check_stepwise(seqs, result)
         if self._drafts_wait or result.drafts:
             take_drafts(out, seqs, result)
             self._drafts_wait = len(flights) > 1 or any(seq.drafts for seq in self._running)
         flights.popleft()
-        running = Status.RUNNING
-        self.wasted_rows += sum([seq.status is not running for seq in seqs])
+        if self._gone or self.config.steps_in_flight > 1:  # else none has ended since the step was scheduled
+            running = Status.RUNNING
+            self.wasted_rows += sum([seq.status is not running for seq in seqs])
         for i, surprise in result.surprises.items():
             seqs[i].surprise = surprise
         return seqs
@@ -296,13 +313,14 @@ class Scheduler(SchedulerState):
     def _advance_running(self, step: StepPlan) -> None:
         rows, seqs, no_blocks = step.rows, step.seqs, self._no_blocks
         budget, context, decode, ahead, streams = step.budget, 0, 0, step.ahead, step.streams
+        unusual = 0
         passed, usual = step.passed, not (ahead or step.passed)
         kept = None if self._by_arrival or self._all_decode else decoding(self._running)
         for seq in self._running:  # a preemption shortens this list at its end, never before the cursor
             tokens, start = seq.tokens, seq.computed
             end = known = len(tokens)
-            fits = budget and decode < streams and end <= seq.table.capacity
-            if end - start == 1 and fits and start >= seq.prompt_len and usual:
+            fits = usual and end - start == 1 and start >= seq.prompt_len and end <= seq.table.capacity
+            if fits and budget and decode < streams:
                 # Most rows of most steps; what follows does the same for any row.
                 budget -= 1
                 context += end
@@ -340,11 +358,13 @@ class Scheduler(SchedulerState):
                 seq.prompt_logprobs_left > 0 and end > seq.prompt_logprobs_from and start < seq.prompt_len - 1
             )
             ids = tokens[start:end] or [NEXT_TOKEN]
+            unusual += 1
             rows.append(ScheduledSeq(seq.seq_id, start, ids, new_blocks, end == known, wants))
             seqs.append(seq)
         step.budget = budget
         step.context = context
         step.decode = decode
+        step.usual = len(rows) - unusual
 
     def _make_room(self, seq: Sequence, start: int, end: int, step: StepPlan) -> int:
         """The position, at most `end`, up to which a running sequence can go from `start` with the available blocks.
@@ -406,7 +426,7 @@ class Scheduler(SchedulerState):
                 self._blocked = None
                 self._waiting.pop()
                 fetches = None if seq.partner is not None else self._fetches
-                if fetches is None or not fetches.begin(seq, hit, room):
+                if fetches is None or not fetches.begin(seq, hit, room, len(self._running)):
                     self._start(seq, hit, step)
             elif self._can_displace(seq, needs - room) and (
                 victim := self._resumed.first_to_yield(self._running, seq)
@@ -474,11 +494,11 @@ class Scheduler(SchedulerState):
             line.cached += found
             may_hit = not seq.prompt_logprobs_left or seq.prompt_logprobs_from > 0
             if self.config.enable_prefix_caching and may_hit:
-                self.prefix_stats.queried_tokens += seq.prompt_len
-                self.prefix_stats.hit_tokens += found
+                self.prefix_stats.queried_tokens += len(seq.tokens)
+                self.prefix_stats.hit_tokens += hit.length + part
                 self.prefix_stats.copied_tokens += part
         if (account := seq.account) is not None and not seq.preemptions:
-            account.served += max(0, seq.prompt_len - found) * seq.price / OUTPUT_PRICE
+            account.served += (len(seq.tokens) - hit.length - part) * seq.price / OUTPUT_PRICE
         seq.status = Status.RUNNING
         insort(self._running, seq, key=_by_rank)
         self._resumed.started(seq)

@@ -130,7 +130,7 @@ class SchedulerConfig:
             raise ContextLengthError(error.field, f"{error.message}; {kept}") from None
 
     def _single_limit(self, request: Request) -> int:
-        prompt, given = request.prompt_token_ids, len(request.given or ())
+        prompt, given = request.prompt_token_ids, max(map(len, request.given), default=0)
         _check_token_ids(prompt)
         length, max_tokens = len(prompt), request.params.max_tokens
         if request.pooling != self.pooling:

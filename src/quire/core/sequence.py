@@ -117,6 +117,7 @@ class Sequence:
         "published",
         "rank",
         "reached",
+        "request_id",
         "sample_index",
         "seed",
         "seq_id",
@@ -132,6 +133,7 @@ class Sequence:
 
     def __init__(self, seq_id: int, sample_index: int, state: RequestState, *, limit: int, seed: int) -> None:
         request, params = state.request, state.request.params
+        self.request_id = request.request_id
         self.seq_id = seq_id
         self.sample_index = sample_index
         self.state = state
@@ -139,7 +141,7 @@ class Sequence:
         self.seed = seed
         self.rank: Rank = ()
         self.status = Status.WAITING
-        self.tokens = [*request.prompt_token_ids, *(request.given or ())]
+        self.tokens = [*request.prompt_token_ids, *(request.given[sample_index] if request.given else ())]
         self.prompt_len = len(request.prompt_token_ids)
         self.min_length = self.prompt_len + params.min_tokens
         stops = set(params.stop_token_ids)

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from typing import Protocol
 
+from quire.core.given_output import first_tokens, mean_given
 from quire.types import Request, SamplingParams
 
 _KINDS = 4096  # most kinds of requests that are remembered; the one seen longest ago is forgotten
@@ -69,10 +70,14 @@ class ServiceEstimates:
             found = _UNKNOWN_TOKENS if most is None else min(most / 2 + 0.5, _UNKNOWN_TOKENS)
         return found if most is None else min(found, most)
 
+    def new_tokens(self, request: Request) -> float:
+        """The same without the output that is given; 1 at least."""
+        return max(1.0, self.output_tokens(request) - mean_given(request))
+
     def seconds(self, request: Request) -> float:
         """The time that a request takes alone, without cached prefixes."""
-        prompt = self.costs.prompt_seconds(len(request.prompt_token_ids))
-        return prompt + request.params.n * self.output_tokens(request) * self.costs.token_seconds()
+        prompt = self.costs.prompt_seconds(first_tokens(request))
+        return prompt + request.params.n * self.new_tokens(request) * self.costs.token_seconds()
 
     def relative_work(self, request: Request) -> float:
         """Between 0 and 1: half for a request that takes as long as others did on average lately."""

@@ -51,6 +51,7 @@ class StepPlan:
     context: int = 0
     decode: int = 0
     preempted: int = 0
+    usual: int = 0  # rows of one token that sample, without logprobs of a prompt
 
     def take_out(self, seq: Sequence) -> ScheduledSeq | None:
         """Remove the row of a sequence that is preempted, and return it."""
@@ -58,6 +59,7 @@ class StepPlan:
             return None
         index = self.seqs.index(seq)
         row = self.rows.pop(index)
+        self.usual = 0  # it may have been one of them
         del self.seqs[index]
         end = row.start + len(row.token_ids)
         self.budget += len(row.token_ids)
@@ -103,11 +105,13 @@ def features_of(step: StepPlan, counts: StepCounts, drafts: int, special: int) -
 
 
 class Flight(NamedTuple):
-    """A scheduled step that has not been passed to `update`. Row i belongs to seqs[i]."""
+    """A scheduled step that has not been passed to `update`. Row i belongs to seqs[i]. `usual`: all rows sample, and
+    none has logprobs of a prompt."""
 
     step: int
     rows: list[ScheduledSeq]
     seqs: list[Sequence]
+    usual: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +200,13 @@ def final_event(seq: Sequence, reason: FinishReason, pooled: bytes = b"") -> Seq
     return SeqEvent(request_id, seq.sample_index, [], None, None, reason, cached_tokens=cached, pooled=pooled)
 
 
-def check_result(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) -> None:
-    """Raise ValueError when the result of a worker does not fit its step."""
+def check_result(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput, *, usual: bool) -> None:
+    """Raise ValueError when the result of a worker does not fit its step; `usual` as in Flight."""
     rows = out.scheduled
     if not len(rows) == len(result.token_ids) == len(result.logprobs) == len(result.prompt_logprobs):
         raise ValueError(f"the result of step {out.step} does not have its {len(rows)} rows")
+    if usual and all(result.token_ids):
+        return
     if [not tokens for tokens in result.token_ids] != [not row.logits for row in rows]:
         for i, row in enumerate(rows):
             if (

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 DIGEST_BYTES = 16
+FILL_SHARE = 0.02  # of a step with sequences, for copies of contents that come in, or one copy
 Name = tuple[bytes, int]  # of a block: its digest and its cache group
 
 

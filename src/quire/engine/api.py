@@ -31,9 +31,7 @@ from quire.types import (
 if TYPE_CHECKING:
     from quire.config.live import LiveConfig
     from quire.engine.cache_log import CacheLog  # imports asyncio, which the engine process does without
-
-    # imports the template engine, which the engine process does without
-    from quire.text.chat_renderer import ChatAsk
+    from quire.text.chat_renderer import ChatAsk  # imports the template engine, likewise
     from quire.text.infill import InfillAsk, InfillPrompt
     from quire.text.reading import Reading
     from quire.text.tools import ToolUse
@@ -119,10 +117,9 @@ class GenerateAsk:
     """One request, and how to deliver its answer.
 
     `deadline` and `queue_deadline` are times of time.monotonic(), None for never: the request ends with DeadlineError
-    unless it has finished, or has been scheduled, by then. `prompt_text` is only repeated in the output.
-    Tenants share the queue; the tenant "" may use all of it. `reading` divides the answer into text, reasoning, calls.
-    Without `keep_output` the text and logprobs of the samples are only in the deltas: `output` stays small, its token
-    ids are arrays of int32, and it has no copy of the prompt.
+    unless it has finished, or been scheduled, by it. They count from `since` (None: its arrival). `prompt_text` only
+    comes again in the output. Tenants share the queue; "" may use all of it. `reading` divides the answer into text,
+    reasoning, calls. Without `keep_output` text and logprobs are only in the deltas, and `output` has no prompt.
     `predicted` is called with the predicted seconds from arrival to the first token, if there is a prediction. With
     `progress` a delta of the first sample follows each step that computes some of the prompt. `accepted` has a list for
     each sample, for the positions of accepted drafts among its tokens: they are there before the delta.
@@ -133,6 +130,7 @@ class GenerateAsk:
     tenant: str = ""
     deadline: float | None = None
     queue_deadline: float | None = None
+    since: float | None = None
     keep_output: bool = True
     reading: Reading | None = None
     progress: bool = False
@@ -295,6 +293,7 @@ class ModelCard:
     embed_dim: int = 0  # of a row in place of a token, 0 if there may be none
     service_classes: tuple[ServiceClass, ...] = ()
     peers: tuple[str, str, str] = ("", "", "")  # role in a division, key file, mark of its blocks
+    weights: str = ""  # equal for copies of the files of its weights, as far as samples of them show
     bits: str = ""  # stands for all that determines what it computes; "" if nobody has asked for it
 
 
@@ -318,11 +317,10 @@ STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 class EngineStats:
     """Gauges and counters of an engine; times are seconds. The last five are known in the API process alone.
 
-    `step_*` are totals since start; `step_tokens` counts steps by their tokens, one more entry than
-    STEP_TOKEN_BOUNDS, the last for larger steps. `step_plans` are step sizes that the executor has prepared: hits are
-    steps of such a size, fallbacks all others, padding the rows computed to fill one. `blocks` counts KV blocks; waste
-    is tokens allocated and not used. Grammars forced tokens, which were added to outputs unsampled, and rows were late
-    that sat a step out for their mask. `calls` counts calls of functions by what became of them (CALL_OUTCOMES).
+    `step_*` are totals since start; `step_tokens` counts steps by their tokens, one entry more than STEP_TOKEN_BOUNDS,
+    for larger ones. `step_plans` are prepared step sizes: hits are steps of one, fallbacks all others, padding the rows
+    computed to fill one. `blocks` are KV blocks; waste is tokens allocated, not used. Forced tokens were added
+    unsampled; late rows sat a step out for their mask. `calls` of functions are by outcome (CALL_OUTCOMES).
     """
 
     running: int = 0
@@ -341,6 +339,7 @@ class EngineStats:
     step_seconds: float = 0.0
     step_phase_seconds: Mapping[str, float] = field(default_factory=dict)
     rank_seconds: tuple[float, ...] = ()  # in which ranks worked, without waits for stages and commands
+    rank_wait_seconds: tuple[float, ...] = ()  # those of them in which they waited for rows of their stage
     expert_pairs: tuple[int, ...] = ()  # of (token, expert), by rank
     expert_moves: int = 0
     expert_load: Mapping[str, float] = field(default_factory=dict)  # see ExpertBalance
@@ -377,6 +376,7 @@ class EngineStats:
     swap_blocks: int = 0  # kept in the swap space
     swapped_out: int = 0  # blocks copied there
     swapped_in: int = 0  # and back
+    weight_paging: Mapping[str, float] = field(default_factory=dict)  # see executor.plans.PagingCounts
     disk_tier: Mapping[str, int] = field(default_factory=dict)  # see worker.kept_blocks.KeptBlocks.counts
     remote_tier: Mapping[str, float] = field(default_factory=dict)  # likewise, and of core.coming_blocks
     borrowed_bytes: int = 0  # of other models' shares of the memory, for swapped blocks

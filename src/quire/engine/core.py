@@ -37,7 +37,7 @@ from quire.types import (
 )
 
 if TYPE_CHECKING:  # a simulation needs no arrays
-    from quire.executor.plans import PlanCounts
+    from quire.executor.plans import Paging, PlanCounts
     from quire.lora.adapter_service import AdapterService
     from quire.program.step_work import MachinePeaks, StepWork
     from quire.worker.block_tiers import BlockTiers
@@ -131,8 +131,10 @@ class EngineCore:
         self.tiers: BlockTiers | None = None  # beyond the swap space
         self.arrivals: Arrivals | None = None  # of prompts that other engines compute
         self.work: StepWork | None = None
-        self.rank_seconds: Callable[[], Iterable[float]] = tuple  # that each worked, if there are several
+        # That each worked and waited, if there are several; see RankProcesses.worked.
+        self.rank_seconds: Callable[[], Iterable[tuple[float, float]]] = tuple
         self.experts: ExpertBalance | None = None
+        self.paging: Paging | None = None  # of weights that do not all stay in memory
         self.peaks: MachinePeaks | None = None  # those that were measured on this machine
         self._adapted: dict[
             str, tuple[str, int]

@@ -32,14 +32,22 @@ def check_prediction(prediction: Sequence[int], vocab: int, window: int) -> None
 
 def check_given(request: Request, vocab: int) -> None:
     """Raise RequestError for the beginning of an output that no sample could go on behind."""
-    params, given = request.params, request.given or ()
-    if params.n != 1 or request.beams or request.negative_prompt is not None or params.mirostat:
-        raise RequestError("given", "only a single sample without mirostat goes on behind an output")
-    if given and not 0 <= min(given) <= max(given) < vocab:
-        raise RequestError("given", f"it has tokens that are not below the vocabulary size {vocab}")
+    params = request.params
+    if (
+        len(request.given) != params.n
+        or request.beams
+        or request.negative_prompt is not None
+        or params.mirostat
+    ):
+        raise RequestError(
+            "given", "only samples without mirostat, one for each output, go on behind outputs"
+        )
     stops = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}
-    if not stops.isdisjoint(given[params.min_tokens :]):
-        raise RequestError("given", "the output has ended")
+    for given in request.given:
+        if given and not 0 <= min(given) <= max(given) < vocab:
+            raise RequestError("given", f"it has tokens that are not below the vocabulary size {vocab}")
+        if not stops.isdisjoint(given[params.min_tokens :]):
+            raise RequestError("given", "the output has ended")
 
 
 def guided(request: Request, negative: Sequence[int]) -> Request:

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from quire.executor.plans import PlanCounts, StepSize
+from quire.executor.plans import Paging, PlanCounts, StepSize
 from quire.loader.packed import Packer
 from quire.loader.source import Sink
 from quire.logprobs import LogprobTable
@@ -416,8 +416,7 @@ class AdapterSlots(Protocol):
 class ExpertLoads(Protocol):
     """How busy the experts of a model are, over all its ranks.
 
-    The experts of a layer are at places 0, 1, …; with `ranks` above 1, ranks hold runs of places, as even_share cuts
-    them.
+    The experts of a layer are at places 0, 1, …; with `ranks` above 1, ranks hold even runs of them (even_share).
     """
 
     @property
@@ -431,12 +430,21 @@ class ExpertLoads(Protocol):
     def take_pairs(self) -> Mapping[int, I64]:
         """By layer: pairs of (token, expert) that each place has had since the last call. Between steps."""
 
+    @property
+    def placed(self) -> Mapping[int, Sequence[int]]:
+        """By layer: the expert at each place. With more places than experts some are at several."""
+
     def swap(self, layer: int, one: int, other: int) -> None:
-        """Let the experts at two places of different ranks change. Between steps; changes no bit of a result."""
+        """Let the experts at two places change. Between steps; changes no bit of a result."""
+
+    def copy(self, layer: int, one: int, other: int) -> None:
+        """Have the expert at a place at another one, too, in place of the one there. As swap."""
 
 
 class Runnable(AdapterSlots, Protocol):
     """Runs steps of a program, once all weights are there."""
+
+    paging: Paging | None  # of weights of which a part is in memory; None if all are
 
     def bind(self, limits: Limits, arrays: StepArrays) -> None:
         """Allocate cache and buffers, and remember the arrays. Called once.
@@ -456,8 +464,7 @@ class Runnable(AdapterSlots, Protocol):
 
     @property
     def overlaps(self) -> bool:
-        """Whether the first half of a step may run beside the second half of the one before; then this is an
-        Overlapping, and the arrays that it is bound to have a twin."""
+        """Whether halves of two steps may run side by side; then this is an Overlapping, and its arrays have a twin."""
 
     @property
     def experts(self) -> ExpertLoads:

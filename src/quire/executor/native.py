@@ -7,7 +7,8 @@ Everything that costs memory is planned here from the program (see program/memor
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
 
@@ -29,8 +30,10 @@ from quire.executor.base import (
     check_program,
 )
 from quire.executor.expert_places import HeldExperts
+from quire.executor.expert_replicas import ExpertReplicas, shares_experts, shown_bytes
 from quire.executor.native_adapters import NativeAdapters
-from quire.executor.plans import PlanCounts, StepPlans, StepSize
+from quire.executor.paged_weights import PagedWeights, PagingPlan, weights_in_memory
+from quire.executor.plans import Paging, PlanCounts, StepPlans, StepSize
 from quire.executor.sampler import HostSampler, sampler_bytes
 from quire.loader.finite import first_nonfinite
 from quire.program.formats import DTYPE_BYTES
@@ -48,9 +51,8 @@ from quire.program.memory import (
     rope_table_bytes,
     row_pitch,
     scale_offset,
-    weight_bytes,
+    scratch_bytes,
 )
-from quire.program.op import AttentionScratch, ExpertScratch, RowScratch
 from quire.program.program import Program
 from quire.program.tensors import Buffer, Param
 from quire.quant import GroupCodes, check_codes, quantize
@@ -58,7 +60,7 @@ from quire.quant.groups import rotate, weight_share
 from quire.records import dataclass
 from quire.spec.rope import cos_sin
 from quire.types import MemoryBudgetError
-from quire.util.given_pages import give_pages
+from quire.util.given_pages import give_pages, write_through
 from quire.util.sizes import format_size
 
 _SOURCE_DTYPES = {"F32": _native.DType.f32, "F16": _native.DType.f16, "BF16": _native.DType.bf16}
@@ -68,10 +70,11 @@ _Field = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class NativeKind:
-    """Native executors with so many threads; see ExecutorKind. `isa` as in NativeExecutor."""
+    """Native executors with so many threads; see ExecutorKind. `isa` and `weight_memory` as in NativeExecutor."""
 
     threads: int
     isa: str = ""
+    weight_memory: int | None = None
 
     @property
     def layout(self) -> str:
@@ -86,9 +89,11 @@ class NativeKind:
         """What a NativeExecutor of these limits will hold, by part."""
         arena = plan_arena(program, limits.max_tokens, limits.max_logit_rows)
         return {
-            "weights": weight_bytes(program),
+            "weights": weights_in_memory(program, self.weight_memory, limits.max_tokens),
             "kv": limits.blocks * kv_block_bytes(program, limits.block_size),
-            "activations": arena.total + _scratch_bytes(program, self.threads, limits),
+            "activations": arena.total
+            + scratch_bytes(program, self.threads, limits.max_tokens, limits.max_len)
+            + shown_bytes(program, limits),
             "tables": rope_table_bytes(program, limits.max_len) + codebook_bytes(program),
             "adapters": adapter_layout(program).pool_bytes(limits.max_loras, limits.adapter_pages)
             if limits.max_loras
@@ -106,16 +111,20 @@ class NativeKind:
     def make(self, program: Program, beside: Executor | None = None) -> NativeExecutor:
         """An executor without weights; see ExecutorKind."""
         other = cast("NativeExecutor | None", beside)
-        return NativeExecutor(program, threads=self.threads, isa=self.isa, beside=other)
+        return NativeExecutor(
+            program, threads=self.threads, isa=self.isa, beside=other, weight_memory=self.weight_memory
+        )
 
 
 class NativeExecutor(NativeAdapters):
     """Executor over the C++ core. `isa` forces an instruction set ("" takes the best of this machine). It takes turns
-    with the one `beside` it on its threads, if one is given, and uses parameters of it."""
+    with the one `beside` it on its threads, if one is given, and uses parameters of it. `weight_memory`: bytes of
+    weights that are in memory at once, once they are mapped; None for all."""
 
     def __init__(
-        self, program: Program, *, threads: int, isa: str = "", beside: NativeExecutor | None = None
-    ) -> None:
+        self, program: Program, *, threads: int, isa: str = "", beside: NativeExecutor | None = None,
+        weight_memory: int | None = None,
+    ) -> None:  # fmt: skip
         check_program(program)
         self.program = program
         self._core = _native.Executor(isa, threads) if beside is None else _native.Executor(isa, beside.core)
@@ -133,6 +142,11 @@ class NativeExecutor(NativeAdapters):
         self._samplers: list[HostSampler] = []
         self._size = StepSize(0, 0, 0)  # of the last step
         self._activations = 0
+        self._replicas: ExpertReplicas | None = None  # if this executor begins the rounds of its replica
+        pages = weight_memory is not None and weight_memory < self.weight_bytes
+        self._weight_memory = weight_memory if pages else None
+        self._paged: PagedWeights | None = None
+        self.paging: Paging | None = None
 
     @property
     def core(self) -> _native.Executor:
@@ -150,6 +164,19 @@ class NativeExecutor(NativeAdapters):
     def join(self, group: _native.Group) -> None:
         """Meet the other ranks of the program there; after bind."""
         self._core.join(group, self.program.plan.tensor_parallel_rank)
+
+    def share_experts(self, replicas: ExpertReplicas) -> None:
+        """Meet the ranks of other replicas there; see SharingExecutor."""
+        if shares_experts(self.program):
+            self._core.share_experts(replicas.group, replicas.rank, replicas.shown)
+        if self.program.plan.ranks == 1:
+            self._replicas = replicas
+
+    def run_idle(self) -> None:
+        """Come to a round without a step; see SharingExecutor."""
+        if self._replicas is not None:
+            self._replicas.begin()
+        self._core.run(0, 0, 0)
 
     def write(self, buffer: str, rows: F32) -> None:
         """Fill the first rows of an input; see Runnable.write."""
@@ -200,7 +227,21 @@ class NativeExecutor(NativeAdapters):
 
     def map_weights(self, fd: int, sums: bytes) -> bool:
         """Map packed weights instead of putting parts; see loader.packed.Packer."""
-        return self._core.map_weights(fd, sums)
+        mapped = self._core.map_weights(fd, sums)
+        if mapped and self._weight_memory is not None:
+            plan = PagingPlan(self.program, self._weight_memory)
+            self.paging = self._paged = PagedWeights(plan, self._weights_at(), self._weight_memory)
+        return mapped
+
+    def put_in_file(self, fd: int) -> Callable[[], None]:
+        """Have weights that are put from now on in a file; see loader.packed.Packer."""
+        os.posix_fallocate(
+            fd, 0, self.weight_bytes
+        )  # on a full disk a write to a mapping would end the process
+        return write_through(fd, self._weights_at(), self.weight_bytes)
+
+    def _weights_at(self) -> int:
+        return next(address for name, address, _ in self._core.arenas() if name == "weights")
 
     def put_codes(self, param: Param, row_offset: int, given: GroupCodes) -> None:
         """Pack rows that come quantized; see Loadable.put_codes."""
@@ -237,6 +278,7 @@ class NativeExecutor(NativeAdapters):
                 rotated=buffer.rotated,
                 logits=buffer.rows == "logits",
                 per=buffer.per,
+                shared=buffer.replicas > 1,
             )
         for rope in program.ropes:
             cos, sin = (np.ascontiguousarray(table) for table in cos_sin(rope, limits.max_len))
@@ -331,11 +373,15 @@ class NativeExecutor(NativeAdapters):
 
     def run(self, num_tokens: int, num_rows: int, num_logit_rows: int, first_op: int = 0) -> Outputs:
         """One step; see Runnable.run."""
+        if self._replicas is not None:
+            self._replicas.begin()
+        end = len(self.program.ops if num_logit_rows else self.program.body)
         if first_op:
-            end = len(self.program.ops if num_logit_rows else self.program.body)
-            self._core.run_range(num_tokens, num_rows, num_logit_rows, first_op, end)
+            self._run_ops(num_tokens, num_rows, num_logit_rows, first_op, end)
         elif self._arrays is not None and self._arrays.embeddings:
             self._run_with(self._arrays.embeddings, num_tokens, num_rows, num_logit_rows)
+        elif self._paged is not None:
+            self._run_ops(num_tokens, num_rows, num_logit_rows, 0, end)
         else:
             self._core.run(num_tokens, num_rows, num_logit_rows)
         self._size = StepSize(num_tokens, num_rows, num_logit_rows)
@@ -345,14 +391,29 @@ class NativeExecutor(NativeAdapters):
         """A step in two parts, so that the embeddings of soft tokens can be put in between."""
         entry = check_embeddings(self.program, embeddings, tokens)
         end = len(self.program.ops if logit_rows else self.program.body)
-        self._core.run_range(tokens, rows, logit_rows, 0, entry.ops)
+        self._run_ops(tokens, rows, logit_rows, 0, entry.ops)
         into = self._view(entry.buffer, tokens)
         for given in embeddings:
             into[given.start : given.start + len(given.rows)] = given.rows
-        self._core.run_range(tokens, rows, logit_rows, entry.ops, end)
+        self._run_ops(tokens, rows, logit_rows, entry.ops, end)
+
+    def _run_ops(self, tokens: int, rows: int, logit_rows: int, begin: int, end: int) -> None:
+        """Some ops, with what they need of the weights in memory."""
+
+        def run(first: int, last: int) -> None:
+            self._core.run_range(tokens, rows, logit_rows, first, last)
+
+        if self._paged is None:
+            run(begin, end)
+        else:
+            self._paged.run(
+                run, lambda ids: np.unique(self._view(ids, tokens).astype(np.int64)).tolist(), begin, end
+            )
 
     def run_head(self, num_logit_rows: int) -> Outputs:
         """The head for other rows of the same step; see Runnable.run_head."""
+        if self._paged is not None:
+            self._paged.hold_head()
         self._core.run_head(num_logit_rows)
         return self._views(self._size._replace(logit_rows=num_logit_rows))
 
@@ -364,7 +425,7 @@ class NativeExecutor(NativeAdapters):
 
     def run_range(self, num_tokens: int, num_rows: int, num_logit_rows: int, begin: int, end: int) -> None:
         """Only some ops; see Inspectable.run_range."""
-        self._core.run_range(num_tokens, num_rows, num_logit_rows, begin, end)
+        self._run_ops(num_tokens, num_rows, num_logit_rows, begin, end)
         self._size = StepSize(num_tokens, num_rows, num_logit_rows)
 
     def stop_after(self, op_index: int | None) -> None:
@@ -463,6 +524,8 @@ class NativeExecutor(NativeAdapters):
     def give_pages(self) -> None:
         """Give back pages that can be had again; see Runnable.give_pages."""
         give_pages(self.areas())
+        if self._paged is not None:
+            self._paged.forget()
 
     def _cache(self, blocks: Sequence[int], content: U8) -> U8:
         """The KV cache, one row a block."""
@@ -478,7 +541,7 @@ class NativeExecutor(NativeAdapters):
     def memory(self) -> Mapping[str, int]:
         """Bytes held by part."""
         return {
-            "weights": self._core.weight_bytes,
+            "weights": self.weight_bytes if self._weight_memory is None else self._weight_memory,
             "kv": self._core.kv_bytes,
             "activations": self._core.activation_bytes,
             "tables": self._core.table_bytes,
@@ -496,6 +559,8 @@ class NativeExecutor(NativeAdapters):
         self._arrays = None
         while self._samplers:
             self._samplers.pop().close()  # a native sampler keeps its executor
+        if self._paged is not None:
+            self._paged.close()
         del self._core, self.held_experts
 
 
@@ -514,25 +579,6 @@ def _fields(record: Any, prefix: str = "") -> dict[str, _Field]:
             value = type(value).__name__
         found[prefix + name] = value
     return found
-
-
-def _scratch_bytes(program: Program, threads: int, limits: Limits) -> int:
-    """Bytes that ops need besides buffers and cache, shared between ops as in csrc/context.h."""
-    wanted = {need for op in program.ops for need in op.scratch(program.buffer)}
-    cols = [need.cols for need in wanted if isinstance(need, RowScratch)]
-    kinds = [_native.KVType[layer.type] for layer in program.kv_layers]
-    shapes = [
-        (need.head_dim, need.heads, need.kv_heads, need.rank, _native.kv_widened(kinds[need.layer]))
-        for need in wanted
-        if isinstance(need, AttentionScratch)
-    ]
-    routers = [need for need in wanted if isinstance(need, ExpertScratch)]
-    experts = 0
-    if routers:
-        pairs = limits.max_tokens * max(router.top_k for router in routers)
-        experts = _native.experts_bytes(max(router.experts for router in routers), pairs)
-    rounding = _native.rounding_bytes(max(cols, default=0), threads)
-    return _native.attention_bytes(shapes, threads, limits.max_len) + experts + rounding
 
 
 def _addresses(arrays: StepArrays) -> tuple[list[int], list[int]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.executor.base import I32, U8, Limits, StepArrays
-from quire.executor.expert_places import counted_layers, shared_expert_bytes
+from quire.executor.expert_places import ShownExperts, counted_layers, shared_expert_bytes
 from quire.executor.ranked import (
     PAIRS,
     MemoryPiece,
@@ -46,13 +46,17 @@ def elsewhere_bytes(programs: Sequence[Program], limits: Limits, nodes: RankNode
 class ChangedPieces:
     """What a command changes in `memory`, in which the step's arrays are; on the leading rank.
 
-    Of block tables only what has changed since it was sent, in the lines of the step.
+    Of block tables and slots of adapters only what has changed since it was sent, of tables in the lines of the step.
     """
 
-    def __init__(self, programs: Sequence[Program], limits: Limits, arrays: StepArrays, memory: U8) -> None:
+    def __init__(
+        self, programs: Sequence[Program], limits: Limits, arrays: StepArrays, memory: U8, nodes: RankNodes
+    ) -> None:
         self._limits, self._arrays, self._memory = limits, arrays, memory
+        self._experts = ShownExperts(programs, nodes)
         self._layout = rank_memory(programs, limits)
         self._sent = [np.zeros_like(table) for table in arrays.block_tables]
+        self._adapters = np.zeros_like(arrays.adapters)
         self._embedding_bytes = 0 if programs[0].entry is None else (
             4 * programs[0].buffer(programs[0].entry.buffer).cols
         )  # fmt: skip
@@ -73,7 +77,12 @@ class ChangedPieces:
                 at, end = self._layout.blocks[0], self._layout.blocks[-1]
                 return [(at, self._memory[at:end])]
             case _:
-                return []
+                return self._experts_taken(numbers[:4]) if act == RankAct.TAKE_EXPERTS else []
+
+    def _experts_taken(self, numbers: Sequence[int]) -> list[MemoryPiece]:
+        first = self._layout.experts
+        shown = [(first + at, size) for _, to, at, size in self._experts.of(*numbers) if to]
+        return [(at, self._memory[at : at + size]) for at, size in shown]
 
     def _run(self, numbers: Sequence[int]) -> list[MemoryPiece]:
         found: list[MemoryPiece] = []
@@ -95,8 +104,9 @@ class ChangedPieces:
             arrays.token_ids[:tokens], arrays.positions[:tokens], arrays.query_start[: rows + 1],
             arrays.slots[:rows], arrays.logit_rows[:logit_rows],
         ]  # fmt: skip
-        if self._limits.max_loras:
+        if not np.array_equal(arrays.adapters, self._adapters):
             filled.append(arrays.adapters)
+            self._adapters = arrays.adapters.copy()
         lines, last = arrays.slots[:rows], int(arrays.positions[:tokens].max())
         if len(arrays.mirrors):
             count = int(np.argmax(arrays.mirrors[:, 1] == 0)) if not arrays.mirrors[:, 1].all() else -1
@@ -139,7 +149,8 @@ class LeftPieces:
         self._layout, self.here = rank_memory(programs, limits), here
         self._plan = programs[here.start].plan
         following = here.start + nodes.size
-        own, last = nodes.node_of(here.start), self._plan.is_last_stage
+        self._own = own = nodes.node_of(here.start)
+        self._experts, last = ShownExperts(programs, nodes), self._plan.is_last_stage
         # The node whose ranks take the residual stream of these; the one of the leading rank where nobody does.
         self.node = 0 if last or nodes.node_of(following) == own else nodes.node_of(following)
         self._leaves = not last and nodes.node_of(following) != own
@@ -153,6 +164,8 @@ class LeftPieces:
         if act == RankAct.READ:
             at, end = self._layout.blocks[self.here.start], self._layout.blocks[self.here.stop]
             return [(at, self._memory[at:end])]
+        if act == RankAct.SHOW_EXPERTS:
+            return self._experts_shown(numbers[:4])
         if act == RankAct.COUNT_EXPERTS and not self._plan.tensor_parallel_rank:
             at = self._layout.experts + shared_expert_bytes(self._programs)
             layers = counted_layers(self._programs)
@@ -165,6 +178,17 @@ class LeftPieces:
                 at += size
             return found
         return []
+
+    def _experts_shown(self, numbers: Sequence[int]) -> list[MemoryPiece]:
+        """Experts that go from here to another host, of ranks of this stage."""
+        layer, *_ = numbers
+        if all(each.layer != layer for each in self._programs[self.here.start].expert_layers):
+            return []
+        first = self._layout.experts
+        shown = [
+            (first + at, size) for sender, _, at, size in self._experts.of(*numbers) if sender == self._own
+        ]
+        return [(at, self._memory[at : at + size]) for at, size in shown]
 
     def _features(self, tokens: int) -> list[MemoryPiece]:
         """What a draft takes, which the leading rank reads: it passes on all that is left."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 MAX_PREPARED_ROWS = 256  # larger batches take so long that a plan gains nothing
 
@@ -36,6 +36,24 @@ class PlanCounts(NamedTuple):
 def decode_sizes(max_rows: int) -> list[StepSize]:
     """The decode steps of up to max_rows rows that are worth a plan."""
     return [StepSize(rows, rows, rows) for rows in range(1, min(max_rows, MAX_PREPARED_ROWS) + 1)]
+
+
+class PagingCounts(NamedTuple):
+    """Bytes of weights in memory, at most, and of all; those that came in since the start, and seconds that steps have
+    waited for them."""
+
+    resident: int = 0
+    total: int = 0
+    paged_in: int = 0
+    seconds: float = 0.0
+
+
+class Paging(Protocol):
+    """Who brings weights in and lets them go."""
+
+    @property
+    def counts(self) -> PagingCounts:
+        """What is in memory, and what has come."""
 
 
 class StepPlans(Generic[Plan]):

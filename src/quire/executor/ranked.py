@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, cast
 
 import numpy as np
@@ -44,7 +44,8 @@ from quire.executor.base import (
     StepArrays,
     step_array_bytes,
 )
-from quire.executor.expert_places import HeldExperts, SharedExperts, shared_expert_bytes
+from quire.executor.expert_places import HeldExperts, SharedExperts, UncountedExperts, shared_expert_bytes
+from quire.executor.expert_replicas import SharingExecutor
 from quire.program.memory import kv_block_bytes, plan_arena
 from quire.program.program import Program
 from quire.program.rank_nodes import RankNodes
@@ -86,7 +87,9 @@ def leading_rank(programs: Sequence[Program]) -> int:
 class RankExecutor(Executor, Protocol):
     """An executor of one rank."""
 
-    held_experts: HeldExperts
+    @property
+    def held_experts(self) -> HeldExperts | UncountedExperts:
+        """Those of this rank."""
 
     def place_activations(self, address: int) -> None:
         """Have activations there, in memory that outlives the executor; before bind."""
@@ -96,6 +99,16 @@ class RankExecutor(Executor, Protocol):
 
     def join(self, group: _native.Group) -> None:
         """Meet the other ranks of the program there; after bind."""
+
+
+class MeetingExecutor(RankExecutor, Protocol):
+    """An executor whose library has collectives of its own."""
+
+    def meet(
+        self, ranks: _native.SharedRanks, meeting: str, stage: int, size: int, here: int, peers: Iterable[int]
+    ) -> None:
+        """Meet the ranks stage … stage + size - 1, those of the program, through the file `meeting`, and the sockets of
+        `peers` on other hosts; after bind. `here`: all ranks of this host."""
 
 
 class OtherNodes(Protocol):
@@ -115,7 +128,7 @@ class ChangedMemory(Protocol):
         """The pieces that a command is about."""
 
 
-Changes = Callable[[Sequence[Program], Limits, StepArrays, U8], ChangedMemory]
+Changes = Callable[[Sequence[Program], Limits, StepArrays, U8, RankNodes], ChangedMemory]
 
 
 class LeadingRank(Executor, Protocol):
@@ -128,9 +141,11 @@ class LeadingRank(Executor, Protocol):
         ending: Callable[[], None],
         others: Sequence[AdapterSlots] = (),
         nodes: OtherNodes | None = None,
+        meeting: str = "",
     ) -> None:
         """Lead those ranks; before bind. `lost` says why a rank has left; `ending` is called before they are told to
-        end. `others`: their slots for adapters. `nodes`: the other hosts that ranks are on."""
+        end. `others`: their slots for adapters. `nodes`: the other hosts that ranks are on. `meeting`: see
+        MeetingExecutor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +248,12 @@ class SharedStep:
         nodes: int = 1,
         peers: Mapping[int, int] | None = None,
         others: tuple[OtherNodes, Changes] | None = None,
+        meeting: str = "",
     ) -> None:
         """`nodes`: how many hosts the ranks are on; `peers`: the sockets of ranks on others, see RankNodes.peers;
-        `others`: those hosts, which the leading rank tells what it says, and what finds what it has changed."""
-        self.ranks, self.rank = ranks, rank
+        `others`: those hosts, which the leading rank tells what it says, and what finds what it has changed;
+        `meeting`: a file through which executors meet, see MeetingExecutor."""
+        self.ranks, self.rank, self._meeting = ranks, rank, meeting
         self._programs, self._program = programs, programs[rank]
         self._memory: U8 = np.empty(0, np.uint8)
         plan = self._program.plan
@@ -266,11 +283,10 @@ class SharedStep:
         self._handover = given.reshape(2, limits.max_tokens, -1)
         experts = self._memory[memory.experts :][: shared_expert_bytes(self._programs)]
         self.experts = SharedExperts(executor.held_experts, self._programs, self.rank, experts)
-        self.experts.move &= not self.nodes.spans
         arrays.move_to(self._memory[memory.arrays : memory.pairs], keep=keep)
         executor.place_activations(ranks.address + memory.activations[self.rank])
         if self._others is not None:
-            self._changed = self._others[1](self._programs, limits, arrays, self._memory)
+            self._changed = self._others[1](self._programs, limits, arrays, self._memory, self.nodes)
         self._features = [
             place
             for each in range(0, self._stage, plan.tensor_parallel_size)
@@ -283,7 +299,11 @@ class SharedStep:
     def join(self, executor: RankExecutor) -> None:
         """After an executor is bound: it meets the other ranks of its stage."""
         size, here = self._program.plan.tensor_parallel_size, self.nodes.here(self.rank)
-        if self._peers:
+        if self._meeting and size > 1:
+            sockets = self._peers.values()
+            meet = cast("MeetingExecutor", executor).meet
+            meet(self.ranks, self._meeting, self._stage, size, self.nodes.each, sockets)
+        elif self._peers:
             peers = [(rank - self._stage, fd) for rank, fd in self._peers.items()]
             executor.join(_native.SpanningGroup(self.ranks, self._stage, size, here.start, len(here), peers))
         elif size > 1:
@@ -315,12 +335,16 @@ class SharedStep:
             at += length
 
     def run(
-        self, executor: RankExecutor, numbers: Sequence[int], run: Callable[[int, int, int], Outputs]
-    ) -> Outputs | None:
-        """Do this rank's part of the command `running` by `run`; None if it has none, or when a rank has left."""
+        self, executor: RankExecutor, numbers: Sequence[int], run: Callable[[int, int, int], Outputs],
+        idle: Callable[[], None] | None = None,
+    ) -> Outputs | None:  # fmt: skip
+        """Do this rank's part of the command `running` by `run`; None if it has none, or when a rank has left. `idle`
+        comes to a round of replicas that share experts, by default as the executor does."""
         shown, first, second = numbers[0], numbers[1:5], numbers[5:9]
         tokens, rows, logit_rows, twin = first if self._first_half else second
         if not tokens:
+            if self._program.plan.shares_experts:  # its ranks run programs equally often
+                (idle or cast("SharingExecutor", executor).run_idle)()
             return None
         executor.use(self._arrays.twin if twin and self._arrays.twin else self._arrays)
         self._take_embeddings(shown)
@@ -404,8 +428,8 @@ def _obey(executor: RankExecutor, step: SharedStep, act: RankAct, numbers: Seque
 
 def _obey_about_experts(experts: SharedExperts, act: RankAct, numbers: Sequence[int]) -> None:
     if act == RankAct.SHOW_EXPERTS:
-        experts.show(*numbers[:3])
+        experts.show(*numbers[:4])
     elif act == RankAct.TAKE_EXPERTS:
-        experts.take(*numbers[:3])
+        experts.take(*numbers[:4])
     else:
         experts.count()

@@ -49,6 +49,10 @@ class Packer(Protocol):
     def weight_chunks(self) -> int:
         """Number of chunks for saving and verifying."""
 
+    def put_in_file(self, fd: int) -> Callable[[], None]:
+        """Have weights that are put from now on in a file in place of memory, which is made as long as they are.
+        Returns what gives back the memory that they have meanwhile. Raises OSError."""
+
     def save_weights(self, fd: int, first: int, count: int) -> bytes:
         """Write chunks to their place in a file; return 8 bytes of checksum each. Raises OSError."""
 
@@ -96,9 +100,15 @@ class PackedWeights(KeptFiles):
             raise DamagedError(f"packed weights {path.name}: {error}: packed again") from None
 
     def store(
-        self, key: str, packer: Packer, facts: Mapping[str, Any], progress: Progress | None = None
+        self,
+        key: str,
+        packer: Packer,
+        facts: Mapping[str, Any],
+        progress: Progress | None = None,
+        put: Callable[[int], None] = lambda _: None,
     ) -> threading.Thread:
-        """Write the weights of a key with `facts` about them. `progress(done, total)` gets bytes.
+        """Write the weights of a key with `facts` about them. `progress(done, total)` gets bytes. `put` is called with
+        the file first, and may put the weights, and complete the facts.
 
         The returned thread syncs the file to disk and renames it. Raises OSError with the reason; no partial file is
         left.
@@ -106,6 +116,7 @@ class PackedWeights(KeptFiles):
         size = packer.weight_bytes
 
         def fill(fd: int) -> None:
+            put(fd)
             sums = []
             for first in range(0, packer.weight_chunks, _SAVED_AT_ONCE):
                 count = min(_SAVED_AT_ONCE, packer.weight_chunks - first)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.records import dataclass
+from quire.types import UnsupportedModelError
 from quire.util.sizes import format_size
 
 _ROOM = 1.1  # of what a node must hold: caches of other requests, and the process
@@ -60,3 +61,30 @@ def host_ranks(
         whole = tensor > 1 and experts > 0 and experts % tensor == 0
         return HostRanks(tensor=tensor, pipeline=stages, whole_experts=whole, why=text)
     return HostRanks(why=f"{text}, but the model cannot be split over {count}")
+
+
+def ranks_over_hosts(
+    need: int, nodes: Sequence[int], hosts: int, *, experts: int = 0, possible: Callable[[int, int], bool]
+) -> HostRanks:
+    """The same for `hosts` with such memory nodes each, which share the ranks of one model. Raises
+    UnsupportedModelError if it cannot be split over so many.
+
+    A stage or more on each host: stages meet once a step, ranks of a stage four times a layer. On a host as many tensor
+    ranks as it has memory nodes, where the model allows it. Only a model with fewer layers than hosts has a stage on
+    several of them.
+    """
+    count = max(1, len(nodes))
+    for tensor in range(count, 0, -1):
+        if count % tensor == 0 and possible(tensor, count // tensor * hosts):
+            why = f"{hosts} hosts: stages on each, which send the least between them"
+            if nodes and need * _ROOM <= sum(nodes):
+                why += "; the model fits into one of them, so a server on each behind quire router would answer more"
+            whole = tensor > 1 and experts > 0 and experts % tensor == 0
+            return HostRanks(tensor=tensor, pipeline=count // tensor * hosts, whole_experts=whole, why=why)
+    if possible(hosts * count, 1):
+        whole = experts > 0 and experts % (hosts * count) == 0
+        why = f"{hosts} hosts, more than there can be stages: each layer is split over all of them"
+        return HostRanks(tensor=hosts * count, whole_experts=whole, why=why)
+    raise UnsupportedModelError(
+        f"nnodes: the model cannot be split over {hosts} hosts of {count} memory nodes"
+    )

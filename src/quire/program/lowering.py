@@ -291,7 +291,7 @@ class Lowering:
         first, name = self.buffers.get(wanted.name, wanted), wanted.name
         if wanted.rotated != first.rotated:
             name += "_rotated" if wanted.rotated else "_plain"
-        for part in ("cols", "dtype", "group", "per"):
+        for part in ("cols", "dtype", "group", "per", "replicas"):
             if getattr(wanted, part) != getattr(first, part):
                 name += f"_{getattr(wanted, part)}"
         self.buffers.setdefault(name, replace(wanted, name=name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from quire import _native
 from quire.cache_kinds import KVType
 from quire.program.formats import DTYPE_BYTES
-from quire.program.op import Op, reads, writes
+from quire.program.op import AttentionScratch, ExpertScratch, Op, RowScratch, reads, writes
 from quire.program.program import Program
 from quire.program.tensors import Adapted, AdapterShape, Buffer, KVLayer, Param
 from quire.records import dataclass
@@ -45,7 +45,7 @@ def plan_arena(program: Program, max_tokens: int, max_logit_rows: int) -> ArenaP
 
 def max_rows(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
     """The most rows that a buffer has in any step."""
-    return (max_tokens if buffer.rows == "tokens" else max_logit_rows) * buffer.per
+    return (max_tokens if buffer.rows == "tokens" else max_logit_rows) * buffer.per * buffer.replicas
 
 
 def buffer_bytes(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
@@ -224,6 +224,25 @@ def codebook_bytes(program: Program) -> int:
         for layer in program.kv_layers
         if layer.codes is not None
     )
+
+
+def scratch_bytes(program: Program, threads: int, max_tokens: int, max_len: int) -> int:
+    """Bytes that ops need besides buffers and cache, shared between ops as in csrc/context.h."""
+    wanted = {need for op in program.ops for need in op.scratch(program.buffer)}
+    cols = [need.cols for need in wanted if isinstance(need, RowScratch)]
+    kinds = [_native.KVType[layer.type] for layer in program.kv_layers]
+    shapes = [
+        (need.head_dim, need.heads, need.kv_heads, need.rank, _native.kv_widened(kinds[need.layer]))
+        for need in wanted
+        if isinstance(need, AttentionScratch)
+    ]
+    routers = [need for need in wanted if isinstance(need, ExpertScratch)]
+    experts = 0
+    if routers:
+        pairs = max_tokens * max(router.top_k for router in routers)
+        experts = _native.experts_bytes(max(router.experts for router in routers), pairs)
+    rounding = _native.rounding_bytes(max(cols, default=0), threads)
+    return _native.attention_bytes(shapes, threads, max_len) + experts + rounding
 
 
 def _needed_before(op: Op, after: frozenset[str]) -> frozenset[str]:

@@ -69,14 +69,18 @@ Scratch = RowScratch | AttentionScratch | ExpertScratch
 
 
 class Op:
-    """Base of all ops. Those that look at the cache, or at some of a weight's experts only, say so; and those that can
-    read a weight without its zeros, of which the pattern 2:4 has two in each four inputs."""
+    """Base of all ops. Those that look at the cache, choose experts, or look at chosen ones, say so; and those that
+    can read a weight without its zeros, of which the pattern 2:4 has two in each four inputs."""
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]  # every kind is a dataclass
     reads_cache: ClassVar[bool] = False
     reads_chosen_experts: ClassVar[bool] = False
+    chooses_experts: ClassVar[bool] = False
     skips_zeros: ClassVar[bool] = False
+    shows: ClassVar[
+        tuple[str, ...]
+    ] = ()  # fields of buffers whose rows it shows to replicas that share experts
 
     def cost(self, work: Work, n: int) -> Cost:
         """FLOPs and bytes of the op over n tokens, or n rows that want logits."""

@@ -11,6 +11,8 @@ from typing import Literal
 from quire.records import dataclass
 from quire.types import UnsupportedModelError
 
+SPARE = 8  # experts of a rank for each place that it has for a copy
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -39,6 +41,9 @@ class RankPlan:
 
     `reduce` "fast": a branch's last linear is split by input columns, and the partial sums are added in the order of
     ranks. That moves other bytes, and the bits depend on the degree.
+
+    With a `data_parallel_size` the ranks of so many replicas hold the experts of a stage between them, and this is of
+    one of these replicas. All else each replica holds.
     """
 
     tensor_parallel_size: int = 1
@@ -48,9 +53,11 @@ class RankPlan:
     expert_parallel: bool = False
     reduce: Literal["exact", "fast"] = "exact"
     stage_layers: tuple[int, ...] = ()
+    data_parallel_size: int = 1
+    data_parallel_rank: int = 0
 
     def __post_init__(self) -> None:
-        for kind in ("tensor", "pipeline"):
+        for kind in ("tensor", "pipeline", "data"):
             size, rank = getattr(self, f"{kind}_parallel_size"), getattr(self, f"{kind}_parallel_rank")
             if size < 1:
                 raise ValueError(f"{kind}_parallel_size: {size} is less than 1")
@@ -68,6 +75,21 @@ class RankPlan:
     def ranks(self) -> int:
         """All ranks of the model."""
         return self.pipeline_parallel_size * self.tensor_parallel_size
+
+    @property
+    def shares_experts(self) -> bool:
+        """Whether experts are over the ranks of several replicas."""
+        return self.expert_parallel and self.data_parallel_size > 1
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that hold the experts of a stage between them."""
+        return self.tensor_parallel_size * self.data_parallel_size if self.expert_parallel else 1
+
+    @property
+    def expert_rank(self) -> int:
+        """The number of this one among them."""
+        return self.data_parallel_rank * self.tensor_parallel_size + self.tensor_parallel_rank
 
     @property
     def is_first_stage(self) -> bool:
@@ -116,12 +138,22 @@ class RankPlan:
         cut = self._cut(panels)
         return Share(min(cut.start * panel, total), min(cut.stop * panel, total), total)
 
-    def experts(self, total: int) -> Share:
-        """This rank's experts: all of them unless experts are split."""
-        if not self.expert_parallel:
+    def experts(self, total: int, top_k: int) -> Share:
+        """This rank's places of a layer's experts, of which a token takes `top_k`: all unless experts are split.
+
+        There are more places than experts where a single expert can have more than a rank's even share of the work,
+        as a token counts once for it: with more ranks than experts of a token. Then each rank has an eighth more, for
+        copies of busy ones. Experts that replicas share have one place each.
+        """
+        size = self.expert_ranks
+        if size == 1:
             return Share(0, total, total)
-        self._check("num_experts", total, total, "experts")
-        return self._cut(total)
+        if size > total:
+            raise UnsupportedModelError(
+                f"enable_expert_parallel: {size} ranks cannot share num_experts {total}: each needs one"
+            )
+        spare = total // size // SPARE * size if size > top_k and not self.shares_experts else 0
+        return even_share(total + spare, size, self.expert_rank)
 
     def heads(self, heads: int, kv_heads: int) -> tuple[Share, Share]:
         """This rank's query heads, and the key/value heads that they read.

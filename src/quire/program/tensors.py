@@ -19,7 +19,7 @@ class Buffer:
 
     An i8 buffer holds whole numbers in [-127, 127], a float32 scale for each row and a power of two for each `group`
     neighbouring columns of a row: see Quantize, which says how an op rounds what it writes to one.
-    `rotated` as in formats.Groups.
+    `rotated` as in formats.Groups. With several `replicas` its tokens are those of all replicas that share experts.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Buffer:
     group: int = 0
     per: int = 1
     rotated: bool = False
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,12 +223,13 @@ class StateLayer:
 class ExpertLayer:
     """A layer with experts as one rank has it, in the order of routers.
 
-    `experts` of all ranks; this one holds `held`, from place `first` on (see executor/expert_places), each with a
-    matrix or a vector in each of `params`, by name.
+    `experts` are at `places` of all ranks, which may be more; this one holds `held`, from place `first` on (see
+    executor/expert_places), each with a matrix or a vector in each of `params`, by name.
     """
 
     layer: int
     experts: int
+    places: int
     first: int
     held: int
     params: tuple[str, ...]

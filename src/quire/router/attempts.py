@@ -8,14 +8,58 @@ import time
 from collections.abc import Callable
 
 from quire.config.routing import RouterConfig
-from quire.router.backends import BackendServer
+from quire.router.backend_server import BackendServer
 from quire.router.relay import Relay
 from quire.server.errors import ApiError, retry_headers
-from quire.util.http_client import ClientError
+from quire.util.http_client import ClientError, UnreachedError
 
 # Answers after which another server is asked: this one is busy, ends, or is not there. An internal error is none of
 # them: what brought one server down might bring down all.
 ELSEWHERE = frozenset((429, 502, 503))
+
+
+class NotSentError(ApiError):
+    """A server could not be reached: it knows nothing of the request."""
+
+
+class Tries:
+    """The servers that did not answer a request. `retries` more are asked than one, not counting those that know
+    nothing of it; and once more as many when it has waited for a server, since those that were there have gone."""
+
+    def __init__(self, retries: int) -> None:
+        self._asked = self._left = retries + 1
+        self._ended: dict[BackendServer, float] = {}  # when
+        self._waited = False
+
+    @property
+    def servers(self) -> list[BackendServer]:
+        """Those that were asked."""
+        return [*self._ended]
+
+    @property
+    def as_before(self) -> list[BackendServer]:
+        """Those of which nothing new is known: no check has begun since they were asked."""
+        return [each for each, at in self._ended.items() if each.checked <= at]
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether one more may be asked."""
+        return self._left > 0
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether one more may be asked that comes."""
+        return self._left > 0 or not self._waited
+
+    def failed(self, server: BackendServer, *, counts: bool = True) -> None:
+        """A server did not answer."""
+        self._ended[server] = time.monotonic()
+        self._left -= counts
+
+    def waited(self) -> None:
+        """The request has waited for a server."""
+        if not self._waited:
+            self._waited, self._left = True, self._asked
 
 
 class Attempt:
@@ -35,10 +79,12 @@ class Attempt:
         self.ahead, self.outstanding = backend.waiting + own, backend.work
         self.sent = time.monotonic()
         self._held = held
+        backend.reading.add(relay)
 
     def close(self) -> None:
         """Whatever is left of it ends."""
         self.request.cancel()
+        self.backend.reading.discard(self.relay)
         self.relay.forget()
         self._held.close()
 
@@ -58,10 +104,9 @@ class Attempt:
         assert error is not None
         if not isinstance(error, ClientError):
             raise error
-        backend.failed(str(error), time.monotonic())
-        return ApiError(
-            502, "the server could not be reached", code="backend_failed", headers=retry_headers(1.0)
-        )
+        backend.failed(str(error), time.monotonic(), gone=error.refused)
+        kind = NotSentError if isinstance(error, UnreachedError) else ApiError
+        return kind(502, "the server could not be reached", code="backend_failed", headers=retry_headers(1.0))
 
 
 async def first_of(

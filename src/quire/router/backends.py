@@ -1,4 +1,4 @@
-"""The servers behind a router: whether each can be asked, what it has to do, and the checks of its health."""
+"""All servers behind a router: which of them may answer a request, and how they come and go."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
-
-import msgspec
 
 from quire.config.routing import (
     BackendEntry,
@@ -21,169 +18,24 @@ from quire.config.routing import (
     keys_of,
     traffic_rules,
 )
+from quire.router.backend_server import NEAR, BackendServer
 from quire.router.cache_follower import CacheFollower
 from quire.router.discovery import ServiceWatch, first_known
 from quire.routing.announcing import AnnouncedServers, FoundServer
-from quire.routing.outliers import Rest, ServerRecord, is_late, outliers
+from quire.routing.outliers import ServerRecord, outliers
 from quire.routing.prefix_index import PIECE_BYTES, PrefixIndex
 from quire.routing.reported_prefixes import ReportedPrefixes
 from quire.routing.servers_needed import ServersNeeded
+from quire.routing.settled_weights import SettledWeights
 from quire.routing.tickets import read_key
-from quire.util.http_client import Client, ClientError, target
+from quire.util.http_client import Client, target
 
 logger = logging.getLogger("quire.server")
 
-_MODELS_EVERY = 30.0  # seconds between two looks at the models of a server
 _HELD_INTERVAL = 0.05  # seconds between two checks while a request waits for a server
+_ROUND = 0.25  # seconds until the next checks, while some have not ended
 _FIRST_LIST = 10.0  # seconds for what is discovered, before the first checks
 _ANNOUNCED = "announced"  # in place of a service's name
-_HEALTH_PATHS = ("/health", "/v1/models")
-
-
-class _ModelList(msgspec.Struct):
-    data: list[dict[str, Any]] = []
-
-
-class BackendServer:
-    """A server. `requests` were sent to it and have not ended; `work` is what they cost, in prompt tokens;
-    `waiting` are the tokens of those prompts that it has not begun to answer."""
-
-    def __init__(self, entry: BackendEntry, config: RouterConfig) -> None:
-        """Raises ValueError for an address that is none."""
-        self.entry, self._config = entry, config
-        self.name, self.weight = entry.name, entry.weight
-        headers = {"authorization": f"Bearer {entry.api_key}"} if entry.api_key else {}
-        self.client = Client(target(entry.url, headers), connect_timeout=config.connect_timeout)
-        self.requests, self.work, self.waiting = 0, 0.0, 0.0
-        self.healthy = self.draining = False
-        self.why = "was not checked yet"  # it cannot be asked
-        self.models: list[dict[str, Any]] = [{"id": name, "object": "model"} for name in entry.models or ()]
-        self.answers: Counter[str] = Counter()  # by outcome
-        self.rest, self.record = Rest(config.breaker_failures), ServerRecord()
-        self.rested: Counter[str] = Counter()  # how often, by why
-        self._health = entry.health
-        self.follower: CacheFollower | None = None
-        self._looked = 0.0
-        self.alone_until = 0.0  # no request is divided with it before
-
-    def is_available(self, now: float) -> bool:
-        """Whether it may get requests."""
-        return self.healthy and not self.draining and self.rest.is_over(now)
-
-    def takes(self, now: float) -> bool:
-        """Whether it may get one more: after a rest it gets one at a time."""
-        return self.is_available(now) and self.rest.takes(now, self.waiting)
-
-    def could_answer(self, now: float) -> bool:
-        """Whether it answers, however late or however many of its answers fail."""
-        return self.healthy and not self.draining and (self.rest.is_over(now) or self.rest.as_outlier)
-
-    def state(self, now: float) -> str:
-        """What it is doing, for people."""
-        if self.draining:
-            return "draining"
-        if not self.healthy:
-            return f"down: {self.why}"
-        if not self.rest.is_over(now):
-            return f"paused: {self.why}"
-        return "on probation" if self.rest.probes else "ready"
-
-    def serves(self, model: str | None) -> bool:
-        """Whether it has a model; one that names none may have any."""
-        return model is None or not self.models or any(each.get("id") == model for each in self.models)
-
-    @contextlib.contextmanager
-    def computing(self, tokens: float) -> Iterator[None]:
-        """While it computes so many tokens of a prompt."""
-        self.waiting += tokens
-        try:
-            yield
-        finally:
-            self.waiting = max(self.waiting - tokens, 0.0)
-
-    def succeeded(self) -> None:
-        """An answer came."""
-        self.answers["answered"] += 1
-        self.record.ended(failed=False)
-        self.rest.succeeded()
-
-    def refused(self, status: int) -> None:
-        """An answer came that another server or model is asked after. That it has much to do is no failure."""
-        self.answers["refused"] += 1
-        if status >= 500:
-            self.record.ended(failed=True)
-
-    def failed(self, why: str, now: float) -> None:
-        """A request failed on it; after some in a row it gets none for a while, each time twice as long."""
-        self.answers["failed"] += 1
-        self.record.ended(failed=True)
-        self._rests(self.rest.failed(now), "failures", why)
-
-    def began(self, seconds: float, expected: float | None, others: list[ServerRecord], now: float) -> None:
-        """An answer began after so many seconds, where so many were expected, as far as that is known; `others` could
-        have answered it, too."""
-        late = expected is not None and is_late(seconds, expected, others)
-        if expected is not None:
-            self.record.began(seconds, expected)
-        self._rests(
-            self.rest.began(now, late=late), "slow", "its answers begin far later than those of others"
-        )
-
-    def eject(self, why: str, now: float) -> None:
-        """It is far worse than the others: it gets no requests for a while."""
-        text = "its answers begin far later" if why == "slow" else "its answers fail far more often"
-        self._rests(self.rest.begin(now, as_outlier=True), why, f"{text} than those of others")
-        self.record = ServerRecord()  # judged anew when it is back
-
-    def _rests(self, seconds: float, why: str, text: str) -> None:
-        if seconds:
-            self.why = text
-            self.rested[why] += 1
-            logger.warning("%s gets no requests for %g s: %s", self.name, seconds, text)
-
-    async def check(self) -> None:
-        """Ask it whether it is well, and now and then for its models."""
-        was = self.healthy
-        try:
-            async with asyncio.timeout(self._config.health_timeout):
-                status = await self._ask_health()
-                if status == 200 and (not was or time.monotonic() - self._looked > _MODELS_EVERY):
-                    await self._look_at_models()
-            self.healthy, self.why = status == 200, f"its health is HTTP {status}"
-        except TimeoutError:
-            self.healthy, self.why = False, "did not answer in time"
-        except ClientError as error:
-            self.healthy, self.why = False, str(error).partition(":")[0]
-        if (
-            self.healthy and not was
-        ):  # it may have been started again: its failures were those of the one before
-            self.rest.clear()
-            self.record = ServerRecord()
-        if self.healthy != was:
-            logger.warning("%s is %s", self.name, "ready" if self.healthy else f"down: {self.why}")
-
-    async def _ask_health(self) -> int:
-        paths = (self._health,) if self._health else _HEALTH_PATHS
-        status = 0
-        for path in paths:
-            status, _ = await self.client.get(path)
-            if status != 404:
-                self._health = path
-                break
-        return status
-
-    async def _look_at_models(self) -> None:
-        self._looked = time.monotonic()
-        if self.entry.models is not None:
-            return
-        status, body = await self.client.get("/v1/models")
-        if status == 200:
-            try:
-                self.models = [
-                    each for each in msgspec.json.decode(body, type=_ModelList).data if "id" in each
-                ]
-            except msgspec.MsgspecError:
-                logger.warning("%s: /v1/models is not a list of models", self.name)
 
 
 def _shared_key(path: str) -> bytes:
@@ -196,6 +48,11 @@ def _shared_key(path: str) -> bytes:
 def _alike(server: BackendServer) -> tuple[bool, frozenset[str]]:
     """What servers have in common that could answer for each other."""
     return server.entry.role == "prefill", frozenset(str(each.get("id")) for each in server.models)
+
+
+def _group(server: BackendServer) -> tuple[str, bool]:
+    """Servers whose number follows one load."""
+    return server.entry.group, server.entry.role == "prefill"
 
 
 class Backends:
@@ -217,25 +74,87 @@ class Backends:
         self._watching: list[asyncio.Task[None]] = []
         self.prefixes = PrefixIndex(config.prefix_index_size)
         self.reports = ReportedPrefixes(config.prefix_index_size)
-        self.needed = ServersNeeded(config.level_seconds, config.start_seconds)
+        self.settled = SettledWeights()
+        self._nameless: set[tuple[str, str]] = (
+            set()
+        )  # servers that were said to name no version, and the model
+        self._needs: dict[
+            tuple[str, bool], ServersNeeded
+        ] = {}  # by group, and whether it computes prompts for others
         self.held = 0  # requests that wait for a server
-        self._held_tokens = 0.0
+        self._held_by: Counter[tuple[str, bool]] = Counter()
+        self._held_tokens: defaultdict[tuple[str, bool], float] = defaultdict(float)
         self._held = asyncio.Event()
-        self._checked = asyncio.Event()  # once; another one for each round of checks
+        self._checking: dict[BackendServer, asyncio.Task[None]] = {}
+        self._checked = asyncio.Event()  # once; another one for each check
         self._following: dict[BackendServer, asyncio.Task[None]] = {}
         self.draining = False  # the router itself ends
         self._checks: asyncio.Task[None] | None = None
         self._leaving: set[BackendServer] = set()  # taken out of the file while requests are with them
         self._idle = asyncio.Event()
 
-    def available(self, model: str | None, without: Sequence[BackendServer] = ()) -> list[BackendServer]:
+    def available(
+        self,
+        model: str | None,
+        without: Sequence[BackendServer] = (),
+        *,
+        spilled: bool = False,
+        version: str = "",
+    ) -> list[BackendServer]:
         """The servers that may answer a request for a model: those that compute prompts for others only if there is no
-        other."""
+        other. One that a peer has `spilled` goes to no other peer. `version`: that the weights must have."""
         now = time.monotonic()
-        known = [each for each in self.all if each not in without and each.serves(model)]
-        able = [each for each in known if each.takes(now)]
-        able = able or [each for each in known if each.could_answer(now)]
+        known = [each for each in self.all if each.serves(model) and not (spilled and each.entry.peer)]
+        if version:
+            known = [each for each in known if each.version(model) == version]
+        able = [each for each in known if each.takes(now) and each not in without]
+        able = able or [each for each in known if each.could_answer(now) and each not in without]
         return [each for each in able if each.entry.role != "prefill"] or able
+
+    def settled_version(self, model: str | None) -> str:
+        """The version of a model that clients get; "" for any."""
+        if self.config.weights == "any":
+            return ""
+        if model is not None and not any(each.lists(model) for each in self.all):
+            return ""  # of names that clients make up nothing is kept
+        now, capacity = time.monotonic(), defaultdict[str, float](float)
+        for each in self.all:
+            if each.serves(model) and each.entry.role != "prefill" and each.could_answer(now):
+                capacity[each.version(model)] += each.weight
+        if len(capacity) > 1 and "" in capacity:  # of servers that do not say what they have, where others do
+            del capacity[""]
+            self._tell_nameless(model, now)
+        before = self.settled.of(model or "")
+        found = self.settled.settle(model or "", capacity)
+        if before and found != before:
+            logger.warning("%s: clients get answers of %s from now on, not of %s", model, found, before)
+        return found or ""
+
+    def _tell_nameless(self, model: str | None, now: float) -> None:
+        """Say once of each server that gets no requests, because others name the version of their weights."""
+        for each in self.all:
+            known, named = (each.name, model or ""), each.entry.role == "prefill" or each.version(model)
+            if named:
+                self._nameless.discard(known)
+            elif each.serves(model) and each.could_answer(now) and known not in self._nameless:
+                self._nameless.add(known)
+                logger.warning(
+                    "%s gets no requests for %s: with --weights one a server must name the version of its weights in "
+                    "/v1/models, as the others do", each.name, model or "its model",
+                )  # fmt: skip
+
+    def skewed(self) -> dict[str, list[str]]:
+        """The models that servers have in several versions of their weights, and these versions."""
+        versions: dict[str, set[str]] = {}
+        for each in self.all:
+            for model in each.models if each.healthy else ():
+                name = str(model.get("id"))
+                versions.setdefault(name, set()).add(each.version(name))
+        return {name: sorted(found) for name, found in versions.items() if len(found) > 1}
+
+    def capacity(self) -> float:
+        """The servers of this place that may answer, by weight."""
+        return sum(each.weight for each in self.available(None, spilled=True) if each.entry.role != "prefill")
 
     def began(self, backend: BackendServer, seconds: float, expected: float | None) -> None:
         """A server has begun an answer after so many seconds, where so many were expected of one of weight 1."""
@@ -314,13 +233,20 @@ class Backends:
         """Requests that have not ended."""
         return sum(each.requests for each in (*self.all, *self._leaving))
 
-    async def hold(self, tokens: float, look: Callable[[], BackendServer | None]) -> BackendServer | None:
-        """Wait until `look` finds a server for a prompt of so many tokens; None after the time for which requests are
-        held, or when the router ends."""
-        self.held, self._held_tokens = self.held + 1, self._held_tokens + tokens
+    async def hold(
+        self, tokens: float, model: str | None, look: Callable[[], BackendServer | None], until: float
+    ) -> BackendServer | None:
+        """Wait until `look` finds a server for a prompt of so many tokens for a model; None at that time of the loop,
+        or when the router ends."""
+        waits_for = {_group(each) for each in self.all if each.entry.role != "prefill" and each.serves(model)}
+        waits_for = waits_for or {("", False)}
+        self.held += 1
+        for group in waits_for:
+            self._held_by[group] += 1
+            self._held_tokens[group] += tokens
         self._held.set()
         try:
-            async with asyncio.timeout(self.config.hold_seconds):
+            async with asyncio.timeout_at(until):
                 while (found := look()) is None and not self.draining:
                     await self._checked.wait()
         except TimeoutError:
@@ -329,30 +255,62 @@ class Backends:
             return found
         finally:
             self.held -= 1
-            self._held_tokens = self._held_tokens - tokens if self.held else 0.0
+            for group in waits_for:
+                self._held_by[group] -= 1
+                self._held_tokens[group] = self._held_tokens[group] - tokens if self._held_by[group] else 0.0
+
+    def need(self, server: BackendServer) -> ServersNeeded:
+        """What is known of the load of a server's group, and what its servers take."""
+        return self._need(_group(server))
+
+    def _need(self, group: tuple[str, bool]) -> ServersNeeded:
+        if group not in self._needs:
+            self._needs[group] = ServersNeeded(self.config.level_seconds, self.config.start_seconds)
+        return self._needs[group]
+
+    def needed_by_group(self, now: float) -> dict[tuple[str, bool], float]:
+        """The servers of each group that the load needs; not rounded. The second part of a name: they compute prompts
+        for others."""
+        groups: dict[tuple[str, bool], list[BackendServer]] = {("", False): []}
+        for each in (*self.all, *self._leaving):
+            groups.setdefault(_group(each), []).append(each)
+        return {
+            group: self._need(group).servers(
+                sum(each.waiting for each in servers) + self._held_tokens[group],
+                sum(each.requests for each in servers) + self._held_by[group],
+                sum(each.is_available(now) for each in servers), now,
+            )
+            for group, servers in groups.items()
+        }  # fmt: skip
 
     def replicas_needed(self, now: float) -> float:
         """The servers that answer, of which the load needs so many; not rounded."""
-        waiting = sum(each.waiting for each in self.all if each.entry.role != "prefill") + self._held_tokens
-        return self.needed.servers(waiting, self.running + self.held, len(self.available(None)), now)
+        return sum(needed for (_, computes), needed in self.needed_by_group(now).items() if not computes)
 
     def backlog_seconds(self) -> float:
         """Until the prompts that wait are computed."""
         now = time.monotonic()
         able = sum(each.is_available(now) for each in self.all)
-        return self.needed.backlog(sum(each.waiting for each in self.all) + self._held_tokens, able)
+        held = sum(tokens * self._need(group).token_seconds for group, tokens in self._held_tokens.items())
+        waiting = sum(each.waiting * self.need(each).token_seconds for each in self.all)
+        return (waiting + held) / max(able, 1)
 
     async def start(self) -> None:
         """Check all servers once, and go on checking them."""
         self._watching = [asyncio.create_task(each.run()) for each in self._watches]
         await first_known(self._watches, _FIRST_LIST)
-        await asyncio.gather(*(each.check() for each in self.all))
+        await asyncio.gather(*(self._check(each) for each in self.all))
+        self._measure()
         self._follow()
         self._checks = asyncio.create_task(self._keep_checking())
 
     async def failed(self) -> None:
-        """A router goes on whatever happens to its servers."""
-        await asyncio.get_running_loop().create_future()
+        """A router goes on whatever happens to its servers, but not without looking at them: this ends if the checks
+        do, by a mistake of this program."""
+        assert self._checks is not None
+        await asyncio.wait([self._checks])
+        if not self._checks.cancelled():
+            logger.error("the checks of servers have ended", exc_info=self._checks.exception())
 
     async def stop(self, drain_seconds: float) -> None:
         """Take no more requests, and wait for those that run, at most so long."""
@@ -364,7 +322,7 @@ class Backends:
                     await self._idle.wait()
         if self._checks is not None:
             self._checks.cancel()
-        beside = [*self._following.values(), *self._watching]
+        beside = [*self._following.values(), *self._watching, *self._checking.values()]
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
@@ -447,13 +405,32 @@ class Backends:
                 await gone.client.close()
             if self.announced.expire(time.monotonic()):
                 self._announced_others()
-            was = {each.name for each in self.all if each.healthy}
-            await asyncio.gather(*(each.check() for each in self.all))
-            for each in self.all:
-                if each.healthy and each.name not in was:
-                    self.prefixes.forget(each.name)  # it may have been started again, with an empty cache
+            for each in self.all:  # one that hangs holds up no other
+                if each not in self._checking:
+                    self._checking[each] = asyncio.create_task(self._check(each))
+            if self._checking:
+                await asyncio.wait([*self._checking.values()], timeout=_ROUND)
+            self._measure()
             self.judge(time.monotonic())
             if not self.held:
                 self._held.clear()
-            self._checked.set()
-            self._checked = asyncio.Event()
+
+    def _measure(self) -> None:
+        """How far servers are beside the nearest one, and what else waits there, in tokens of prompts."""
+        nearest = min((each.round_trip for each in self.all if each.healthy), default=0.0)
+        for each in self.all:
+            token, further = self.need(each).token_seconds, each.round_trip - nearest
+            each.distance = further / token if further >= NEAR else 0.0
+            own = each.waiting * token / each.weight
+            each.queued = each.queued_seconds(own) / token * each.weight
+
+    async def _check(self, server: BackendServer) -> None:
+        was = server.healthy
+        try:
+            await server.check()
+        finally:
+            self._checking.pop(server, None)
+        if server.healthy and not was:
+            self.prefixes.forget(server.name)  # it may have been started again, with an empty cache
+        self._checked.set()
+        self._checked = asyncio.Event()

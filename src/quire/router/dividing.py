@@ -16,7 +16,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from quire.router.backends import Backends, BackendServer
+from quire.router.backend_server import BackendServer
+from quire.router.backends import Backends
 from quire.router.resuming import RESUMABLE
 from quire.router.routed_request import AskedOfServers, with_field
 from quire.routing.router_policies import RoutedPrompt, policy_named
@@ -106,7 +107,8 @@ class Dividing:
         expected, answer = self.costs.compute * (uncached + server.work / server.weight), Whole()
         longest = self._config.prefill_timeout
         limit = min(longest, _MARGIN + _TIMES * expected) if self.costs.learned else longest
-        began = time.monotonic()
+        began, ahead = time.monotonic(), server.waiting + uncached
+        self._backends.need(server).arrived(uncached, began)
         try:
             with self._backends.busy(server, uncached), server.computing(uncached):
                 async with asyncio.timeout(limit):
@@ -122,7 +124,10 @@ class Dividing:
             server.failed(str(error), time.monotonic())
             self.fallbacks["failed"] += 1
             return None
-        return self._read(server, answer, uncached, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        if answer.status == 200:
+            self._backends.need(server).answered(ahead, seconds)
+        return self._read(server, answer, uncached, seconds)
 
     def _read(self, server: BackendServer, answer: Whole, uncached: float, seconds: float) -> bytes | None:
         read, found = None, None

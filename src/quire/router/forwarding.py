@@ -11,11 +11,12 @@ from functools import partial
 import msgspec
 
 from quire.config.routing import RouterConfig
-from quire.router.attempts import ELSEWHERE, Attempt, first_of
-from quire.router.backends import BackendServer
+from quire.router.attempts import ELSEWHERE, Attempt, NotSentError, Tries, first_of
+from quire.router.backend_server import ROUTED, SPILLED, BackendServer
 from quire.router.dividing import PREFILL, divisible, leave_alone, with_params
-from quire.router.picked import PICKED, SERVED, address_of, picked_servers
+from quire.router.picked import SERVED, address_of, picked_servers
 from quire.router.relay import Relay, StreamPieces
+from quire.router.request_heads import BACKEND, MODEL, OWN, SUFFICES, request_head
 from quire.router.resuming import (
     RESUMABLE,
     CannotResumeError,
@@ -37,29 +38,25 @@ from quire.router.router_context import RouterContext
 from quire.routing.continued import FIELD, STREAM, packed, resume_code, stream_proof
 from quire.routing.prefix_index import prompt_digests
 from quire.routing.router_policies import RoutedPrompt
+from quire.routing.settled_weights import VERSION
 from quire.routing.tickets import PEER, TICKET, peer_proof
 from quire.routing.traffic import Failure, TrafficRoute, failure_of
 from quire.server.errors import ApiError, retry_headers
 from quire.server.exchange import Exchange
 from quire.server.fleet.shadows import MAX_COMPARED_BYTES, SeenAnswer
 from quire.server.logs import log
-from quire.util.http_client import ClientError, SentBody, Whole, body_size
+from quire.util.http_client import ClientError, SentBody, UnreachedError, Whole, body_size
 
 _GONE = frozenset((502, 503))
 # Answers that a server may give for the ticket, which the client knows nothing of: it has no role, or another key.
 _OF_TICKET = frozenset((400, 401, 403, 422))
 _OF_OUTPUT = _OF_TICKET | {409}  # likewise for the output so far: it is another engine
-# Headers that concern one connection, or are the router's own business; x-quire-* are between servers.
-_NOT_PASSED = frozenset((
-    b"host", b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
-    b"transfer-encoding", b"upgrade", b"content-length", b"accept-encoding", b"expect", b"origin", b"cookie",
-    b"x-request-id",
-))  # fmt: skip
-_KEYS = frozenset((b"authorization", b"x-api-key"))
 _SHADOW_SECONDS = 120.0  # for the answer of a shadow
-_NOT_OF_CLIENTS = (b"x-quire-", PICKED)
-_PASSED_OWN = frozenset((b"x-quire-tag",))
-BACKEND = b"x-quire-backend"
+
+
+def _is_gone(refusal: ApiError | Relay | None) -> bool:
+    """Whether there was no server that could take a request."""
+    return refusal is None or refusal.status in _GONE
 
 
 class Forwarding:
@@ -80,8 +77,19 @@ class Forwarding:
         self._parts = asked.parts()
         self._bytes = sum(map(len, self._parts))
         name, rules = asked.model or asked.name or "", context.backends.rules
-        self._route = rules.route(name, asked.session(exchange)) if name in rules else TrafficRoute(name)
-        several = len(context.backends.all) > 1
+        self._renamed = name in rules.names
+        before = context.model_of(asked.previous_response_id)
+        if self._renamed and rules.leads_to(
+            name, before
+        ):  # what goes on from a stored response stays with its model
+            self._route = TrafficRoute(before)
+        elif name in rules:
+            self._route = rules.route(name, asked.session(exchange), asked.features)
+        else:
+            self._route = TrafficRoute(name)
+        if self._route.judged is not None:
+            context.metrics.judge(self._route.judged)
+        several = len(context.backends.all) > 1 or self._config.hold_seconds > 0
         self._resumable = self._config.resume and several and is_resumable(exchange.path, asked)
         again = self._resumable or (self._route.shadow is not None and is_seeded(exchange, asked))
         own: SentBody = body  # what is between a router and its servers is dropped
@@ -93,7 +101,13 @@ class Forwarding:
         self._predicted = 0.0  # tokens that the chosen server has probably cached
         self._aim(self._route.target)
         self._picked = picked_servers(exchange, context.backends.key)
-        self._may_hold = self._config.hold_seconds > 0  # once
+        self._spilled = bool(exchange.header(SPILLED.encode()))
+        self._of_router = bool(exchange.header(ROUTED.encode()))
+        self._pinned, self._version = (
+            exchange.header(VERSION.encode()),
+            "",
+        )  # of the weights, asked for and chosen
+        self._hold_until: float | None = None  # time of the loop, once the request has waited for a server
         self._counted = False  # as work that came
 
     def _aim(self, target: str) -> None:
@@ -142,33 +156,38 @@ class Forwarding:
     async def _answer_by_model(self) -> tuple[ApiError | Relay | None, BackendServer | None]:
         """Ask servers of a model one after the other; None once the client has its answer, else what to answer if no
         other model can, and the server that said so."""
-        tried: list[BackendServer] = []
-        last: BackendServer | None = None
+        tries, last = Tries(self._config.retries), None
         refusal: ApiError | Relay | None = None
-        while len(tried) <= self._config.retries:
-            backend = self._choose(tried)
-            if backend is None and self._may_wait(refusal):
-                self._may_hold, tried = False, []
-                backend = await self._context.backends.hold(
-                    self._prompt().prompt_tokens, lambda: self._choose([])
-                )
-            if backend is None:
-                break
-            refusal = await self._try(backend)
+        while (backend := await self._next(tries, gone=_is_gone(refusal))) is not None:
+            refusal, last = await self._try(backend), backend
             if refusal is None:
-                return None, backend
-            last = backend
-            tried.append(backend)
+                break
+            tries.failed(backend, counts=not isinstance(refusal, NotSentError))
             if isinstance(refusal, Relay) and refusal.status not in ELSEWHERE:
                 break
             self._context.metrics.retried += 1
-        return refusal or self._unavailable(), last
+        return refusal if last is not None else self._unavailable(), last
 
-    def _may_wait(self, refusal: ApiError | Relay | None) -> bool:
-        """Whether the request is held until there is a server: none is there, or those that were there have gone."""
-        gone = refusal is None or refusal.status in _GONE
+    async def _next(self, tries: Tries, *, gone: bool) -> BackendServer | None:
+        """The server that is asked next, None for no other one. If those that there were are gone, the request waits
+        until there is one, also one of them that is back."""
+        found = self._choose(tries.servers) if tries.may_go_on else None
+        if found is None and gone and tries.may_wait and self._may_hold():
+            now = asyncio.get_running_loop().time()
+            self._hold_until = self._hold_until or now + self._config.hold_seconds
+            found = await self._context.backends.hold(
+                self._prompt().prompt_tokens,
+                self._asked.model or self._asked.name,
+                lambda: self._choose(tries.as_before),
+                self._hold_until,
+            )
+            tries.waited()
+        return found
+
+    def _may_hold(self) -> bool:
+        """Whether the request may wait for a server."""
         settled = self._context.owner(self._asked.previous_response_id) is not None
-        return gone and self._may_hold and not settled and self._is_served()
+        return self._config.hold_seconds > 0 and not settled and self._is_served()
 
     def _is_served(self) -> bool:
         model = self._asked.model or self._asked.name
@@ -179,10 +198,16 @@ class Forwarding:
         settled = self._context.owner(self._asked.previous_response_id)
         if settled is not None:
             return settled if settled not in tried and settled.could_answer(time.monotonic()) else None
-        able: Sequence[BackendServer] = backends.available(self._asked.model or self._asked.name, tried)
+        self._version = self._pinned or backends.settled_version(self._asked.model or self._asked.name)
+        able = self._able(tried)
         if self._picked is not None:
             able = self._picked.among(able)
         return self._context.policy.choose(self._prompt(), able) if able else None
+
+    def _able(self, without: Sequence[BackendServer]) -> list[BackendServer]:
+        return self._context.backends.available(
+            self._asked.model or self._asked.name, without, spilled=self._spilled, version=self._version
+        )
 
     def _prompt(self) -> RoutedPrompt:
         rates = self._context.rates
@@ -208,6 +233,11 @@ class Forwarding:
                 code="model_not_found",
                 param="model",
             )
+        if self._pinned and not any(
+            each.version(model) == self._pinned for each in self._context.backends.all
+        ):
+            text = f"{VERSION}: no server has these weights now"
+            return ApiError(409, text, code="version_not_available", param=VERSION)
         return ApiError(
             503, "no server can take this request now", code="no_backend", headers=retry_headers(1.0)
         )
@@ -218,7 +248,7 @@ class Forwarding:
         self._predicted = prompt.cached(backend.name)
         if not self._counted:
             self._counted = True
-            self._context.backends.needed.arrived(prompt.work(backend.name), began)
+            self._context.backends.need(backend).arrived(prompt.work(backend.name), began)
         busy = partial(self._context.backends.busy, backend, prompt.work(backend.name))
         with contextlib.ExitStack() as held:
             held.enter_context(busy())
@@ -252,7 +282,7 @@ class Forwarding:
                 self._predicted = prompt.cached(attempt.backend.name)
             return await self._take(attempt, prompt, began, divided=body is not self._body)
         except ClientError as error:
-            attempt.backend.failed(str(error), time.monotonic())
+            attempt.backend.failed(str(error), time.monotonic(), gone=error.refused)
             return ApiError(502, "the server failed while it answered", code="backend_failed")
         finally:
             attempt.close()
@@ -275,12 +305,15 @@ class Forwarding:
         hedging, exchange = self._context.hedging, self._exchange
         hedging.came(prompt.work(attempt.backend.name))
         once = body is not self._body or exchange.path not in RESUMABLE or exchange.header(b"idempotency-key")
-        return None if once else hedging.delay(self._context.backends.needed.expected(attempt.ahead))
+        return (
+            None
+            if once
+            else hedging.delay(self._context.backends.need(attempt.backend).expected(attempt.ahead))
+        )
 
     def _second(self, first: BackendServer, prompt: RoutedPrompt) -> Attempt | None:
         """Send a late request to a second server, if there is one, and enough was done once."""
-        backends = self._context.backends
-        able = backends.available(self._asked.model, [first])
+        backends, able = self._context.backends, self._able([first])
         if not able or self._picked is not None:
             return None
         other = self._context.policy.choose(prompt, able)
@@ -305,14 +338,20 @@ class Forwarding:
                 await attempt.request
             backend.refused(relay.status)
             return relay
+        if relay.status == 200 and not self._is_of_version(backend, relay.headers.get(VERSION, "")):
+            context.metrics.other_weights += 1
+            return ApiError(
+                503, "the weights are being changed", code="other_weights", headers=retry_headers(1.0)
+            )
         now = time.monotonic()
         context.metrics.first_byte.observe(now - began)
-        seconds, expected = now - attempt.sent, None
+        seconds, expected = max(now - attempt.sent - backend.round_trip, 0.0), None
         if relay.status == 200 and not divided:
             tokens = attempt.ahead if relay.is_stream else attempt.outstanding
-            expected = context.backends.needed.expected(tokens)
+            need = context.backends.need(backend)
+            expected = need.expected(tokens)
             context.hedging.began(seconds, expected)
-            context.backends.needed.answered(tokens, seconds)
+            need.answered(tokens, seconds)
         if relay.status < 500:
             context.backends.began(backend, seconds, expected)
         if divided and relay.is_stream:
@@ -320,6 +359,13 @@ class Forwarding:
         await self._pass_on(backend, relay, attempt.request)
         self.seen = relay.seen
         return None
+
+    def _is_of_version(self, backend: BackendServer, version: str) -> bool:
+        """Whether an answer has the weights that it has to have; that it has others is noted."""
+        model = self._asked.model or self._asked.name
+        if version and version != backend.version(model):
+            backend.has_version(model, version)
+        return not (self._version and version) or version == self._version
 
     def _is_passed_over(self, status: int) -> bool:
         """Whether another server or another model is asked after such an answer."""
@@ -350,7 +396,7 @@ class Forwarding:
     async def _answer_of_shadow(self, shadow: str) -> tuple[int, bytes]:
         self._aim(shadow)
         backends, prompt, answer = self._context.backends, self._prompt(), Whole(MAX_COMPARED_BYTES)
-        able = backends.available(shadow)
+        able = backends.available(shadow, spilled=self._spilled)
         if not able:
             return 503, b""
         chosen = self._context.policy.choose(prompt, able)
@@ -403,16 +449,14 @@ class Forwarding:
 
     async def _goes_on(self, relay: Relay, lost: BackendServer) -> bool:
         """Let other servers go on with a stream whose server is lost; false if none could."""
-        tried = [lost]
-        while relay.is_kept and len(tried) <= self._config.retries:
-            other = self._choose(tried)
-            if other is None:
-                return False
-            tried.append(other)
+        tries = Tries(self._config.retries)
+        tries.failed(lost)
+        while relay.is_kept and (other := await self._next(tries, gone=True)) is not None:
             try:
                 await self._resume(relay, other)
             except ClientError as error:
-                other.failed(str(error), time.monotonic())
+                other.failed(str(error), time.monotonic(), gone=error.refused)
+                tries.failed(other, counts=not isinstance(error, UnreachedError))
             except CannotResumeError as error:
                 log.warning("request %s: %s cannot go on: %s", self._exchange.request_id, other.name, error)
                 return False
@@ -438,11 +482,11 @@ class Forwarding:
         await self._exchange.write(b"", more=False)
 
     def _behind_output(self, relay: Relay) -> SentBody | None:
-        """The body with the output so far, but for its last token: it is drawn again, and ends the output again if it
-        had done so. None if the ids are not known."""
-        ids, key = packed(relay.ids[:-1]), self._context.dividing.key
-        if not (relay.mark and ids and key):
+        """The body with the output so far; None if its ids are not known."""
+        given, key = relay.ids.given(self._asked.samples), self._context.dividing.key
+        if not (relay.mark and any(given) and key):
             return None
+        ids = packed(given)
         code = resume_code(key, self._exchange.request_id, relay.mark, ids)
         value = msgspec.json.encode({"ids": ids, "mark": relay.mark, "code": code})
         return with_field(self._body, FIELD, value, replaces=False)
@@ -452,15 +496,19 @@ class Forwarding:
     ) -> bool:
         """Send a body to another server, and the client what it lacks of the stream; false if the server refused the
         output so far. Raises as _resume does."""
-        resumed, sink = ResumedStream(delivered), StreamPieces()
+        given = [] if body is self._body else [*map(len, relay.ids.given(self._asked.samples))]
+        resumed, sink = ResumedStream(delivered, given), StreamPieces()
         with self._context.backends.busy(other, self._prompt().work(other.name)):
             head = self._head(other, body_size(body))
             request = asyncio.create_task(other.client.request(head, body, sink, taken=sink.take))
+            other.reading.add(sink)
             try:
                 async for piece in sink.pieces(request):
-                    known = len(resumed.ids)
+                    if sink.version and sink.version != relay.headers.get(VERSION, sink.version):
+                        raise CannotResumeError("the other server has other weights")
+                    known = resumed.ids.size
                     rest = resumed.feed(piece)
-                    relay.follows(sink.mark, resumed.ids, len(resumed.ids) - known)
+                    relay.follows(sink.mark, resumed.ids, resumed.ids.size - known)
                     if rest:
                         relay.add(rest)
                         await self._exchange.write(rest)
@@ -470,6 +518,7 @@ class Forwarding:
                 raise
             finally:
                 request.cancel()
+                other.reading.discard(sink)
         resumed.end()
         return True
 
@@ -478,7 +527,7 @@ class Forwarding:
         exchange = self._exchange
         exchange.details["ended"] = "its server was lost"
         self._context.metrics.cut_off += 1
-        if relay.is_stream:
+        if relay.is_stream and not self._of_router:
             error = ApiError(
                 502, "the server was lost while it answered; send the request again", code="backend_lost"
             )
@@ -495,9 +544,18 @@ class Forwarding:
 
     def _headers(self, relay: Relay, backend: BackendServer, kind_else: str) -> list[tuple[bytes, bytes]]:
         kind = relay.headers.get("content-type", kind_else).encode("latin-1")
-        headers = [(b"content-type", kind), *relay.passed_headers(), (BACKEND, backend.name.encode())]
+        passed = [
+            each for each in relay.passed_headers() if each[0] not in OWN
+        ]  # a server may be a router, too
+        headers = [(b"content-type", kind), *passed, (BACKEND, backend.name.encode())]
         if self._picked is not None:
             headers.append((SERVED, address_of(backend).encode()))
+        if self._renamed:
+            headers.append(
+                (MODEL, (self._asked.model or self._asked.name or "").encode("latin-1", "replace"))
+            )
+        if self._route.judged is not None:
+            headers.append((SUFFICES, b"%.4f" % self._route.judged.suffices))
         return headers
 
     def _learn(self, backend: BackendServer, relay: Relay) -> None:
@@ -505,7 +563,7 @@ class Forwarding:
         if relay.status != 200:
             return
         if (found := response_id(relay.beginning)) is not None:
-            self._context.stored(found.decode(), backend)
+            self._context.stored(found.decode(), backend, self._asked.model or "")
         usage = usage_of(relay.end)
         self._context.rates.learn(self._bytes, usage)
         if "prompt_tokens" in usage:
@@ -513,28 +571,15 @@ class Forwarding:
 
     def _head(self, backend: BackendServer, size: int, *, peer: bool = False) -> bytes:
         """The head of a request whose body has so many bytes. To a `peer` the router shows that it has the key."""
-        exchange, server = self._exchange, backend.client.server
-        query = exchange.scope.get("query_string", b"")
-        path = server.base.encode("latin-1") + exchange.scope.get("raw_path", exchange.path.encode())
-        method = "GET" if exchange.method == "HEAD" else exchange.method
-        lines = [
-            b"%b %b HTTP/1.1" % (method.encode(), path + b"?" + query if query else path),
-            b"host: " + server.authority.encode(),
-            b"x-request-id: " + exchange.request_id.encode("latin-1"),
-        ]
+        exchange, own = self._exchange, list[str]()
         key = self._context.dividing.key
         if peer:
-            lines.append(f"{PEER}: {peer_proof(key, exchange.request_id)}".encode())
+            own.append(f"{PEER}: {peer_proof(key, exchange.request_id)}")
         if key and self._resumable:
-            lines.append(f"{STREAM}: {stream_proof(key, exchange.request_id)}".encode())
-        if self._body or exchange.method in {"POST", "PUT", "PATCH"}:
-            lines.append(b"content-length: %d" % size)
-        own = {name.encode(): value.encode("latin-1") for name, value in server.headers.items()}
-        for name, value in exchange.scope["headers"]:
-            if name in _NOT_PASSED or (name in _KEYS and (own or self._context.has_keys)):
-                continue
-            if name.startswith(_NOT_OF_CLIENTS) and name not in _PASSED_OWN:
-                continue
-            lines.append(name + b": " + value)
-        lines += [name + b": " + value for name, value in own.items()]
-        return b"\r\n".join((*lines, b"", b""))
+            own.append(f"{STREAM}: {stream_proof(key, exchange.request_id)}")
+        if backend.is_router:
+            own += [f"{ROUTED}: 1", *([f"{VERSION}: {self._version}"] if self._version else [])]
+        has_body = self._body or exchange.method in {"POST", "PUT", "PATCH"}
+        return request_head(
+            exchange, backend, own, size if has_body else None, passes_key=not self._context.has_keys
+        )

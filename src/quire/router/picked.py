@@ -12,7 +12,7 @@ import hmac
 from collections.abc import Sequence
 
 from quire.records import dataclass
-from quire.router.backends import BackendServer
+from quire.router.backend_server import BackendServer
 from quire.routing.tickets import is_code
 from quire.server.errors import bad_request
 from quire.server.exchange import Exchange

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from quire.routing.continued import STREAM, take_ids
+from quire.routing.continued import STREAM, OutputIds
+from quire.routing.settled_weights import VERSION
 from quire.routing.tickets import TICKET
 from quire.server.exchange import ChunkWriter, Exchange
 from quire.server.fleet.shadows import SeenAnswer
@@ -25,7 +26,36 @@ _HOP = frozenset((
 ))  # fmt: skip
 
 
-class Relay:
+class FromServer:
+    """What is read from a server by a connection; with `came`, when the last part of it came."""
+
+    def __init__(self) -> None:
+        self._connection: ClientConnection | None = None
+        self._paused = False
+        self.came = time.perf_counter()
+
+    def take(self, connection: ClientConnection) -> None:
+        """Take the connection from which the answer will come."""
+        self._connection = connection
+
+    def give_up(self, seconds: float) -> None:
+        """Its server is silent: fail the request if nothing has come for so long."""
+        late = time.perf_counter() - self.came >= seconds
+        if late and self._connection is not None and not self._paused:
+            self._connection.give_up("nothing came for long, and the server does not answer")
+
+    def _pause(self) -> None:
+        if self._connection is not None:
+            self._paused = True
+            self._connection.pause()
+
+    def _resume(self) -> None:
+        if self._paused and self._connection is not None:
+            self._paused, self.came = False, time.perf_counter()
+            self._connection.resume()
+
+
+class Relay(FromServer):
     """Receives an answer. In `stream` its parts are sent as they come; while the client does not read, the server is
     not read either.
     """
@@ -33,11 +63,12 @@ class Relay:
     def __init__(self, exchange: Exchange, keep: Callable[[int], bool] | None = None) -> None:
         """`keep` takes memory for what is sent of a stream, so that another server can go on with it. `mark`: what the
         server has said stands for its output, whose `ids` come in comments; "" if they do not."""
+        super().__init__()
         self._exchange, self._keep = exchange, keep
         self.seen: SeenAnswer | None = None  # the answer, if it is compared with that of another model
         self.sent: list[bytes] = []
         self.sent_bytes = 0
-        self.mark, self.ids = "", array("i")
+        self.mark, self.ids = "", OutputIds()
         self._part = b""  # of an event that is not complete
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -50,13 +81,8 @@ class Relay:
         self._size = 0
         self._writer: ChunkWriter | None = None
         self._stuck = asyncio.Event()
-        self._connection: ClientConnection | None = None
 
     # ---- the connection's side
-
-    def take(self, connection: ClientConnection) -> None:
-        """Take the connection from which the answer will come."""
-        self._connection = connection
 
     def start(self, status: int, headers: dict[str, str]) -> None:
         """Take status and headers."""
@@ -68,8 +94,9 @@ class Relay:
         if not self.begun.done():
             self.begun.set_result(None)
 
-    def data(self, chunk: bytes, at: float) -> None:  # noqa: ARG002
+    def data(self, chunk: bytes, at: float) -> None:
         """Take a part, and send it if that is possible."""
+        self.came = at
         self._last.append(chunk[-_ENDS:])
         if self.seen is not None:
             self.seen.takes(chunk)
@@ -93,8 +120,8 @@ class Relay:
                 raise ClientError("bad answer: longer than its content-length")
             return
         self._stuck.set()
-        if self._size > _AHEAD_BYTES and self._connection is not None:
-            self._connection.pause()
+        if self._size > _AHEAD_BYTES:
+            self._pause()
 
     def _whole_events(self, chunk: bytes) -> bytes:
         """What may be sent: complete events, which are kept as long as there is memory."""
@@ -102,9 +129,9 @@ class Relay:
             whole, found, self._part = (self._part + chunk).rpartition(_EVENT_END)
             chunk = whole + found
         if self.mark and chunk:
-            known = len(self.ids)
-            chunk = take_ids(chunk, self.ids if self.is_kept else array("i"))
-            self._count(self.ids.itemsize * (len(self.ids) - known))
+            known = self.ids.size
+            chunk = (self.ids if self.is_kept else OutputIds()).take(chunk)
+            self._count(self.ids.size - known)
         if chunk:
             self.add(chunk)
             if not (self.is_kept or self.mark):
@@ -125,9 +152,9 @@ class Relay:
             else:
                 self.forget()
 
-    def follows(self, mark: str, ids: array[int], more: int) -> None:
-        """Another server goes on, which names all ids of the output, of which so many are new."""
-        self._count(ids.itemsize * more)
+    def follows(self, mark: str, ids: OutputIds, more: int) -> None:
+        """Another server goes on, which names all ids of the output, of which so many bytes are new."""
+        self._count(more)
         if self.is_kept:
             self.mark, self.ids = mark, ids
 
@@ -135,7 +162,7 @@ class Relay:
         """Give back the memory of what was sent; nobody can go on with this stream any more."""
         if self._keep is not None:
             self._keep(-self.sent_bytes)
-        self._keep, self.sent, self.sent_bytes, self.ids = None, [], 0, array("i")
+        self._keep, self.sent, self.sent_bytes, self.ids = None, [], 0, OutputIds()
 
     @property
     def is_kept(self) -> bool:
@@ -182,37 +209,33 @@ class Relay:
         while self._kept:
             kept, self._kept, self._size = self.body, [], 0
             await self._exchange.write(kept)  # waits while the client does not read
-        if self._connection is not None:
-            self._connection.resume()
+        self._resume()
 
 
-class StreamPieces:
+class StreamPieces(FromServer):
     """Receives the stream of a server that goes on with another one's, piece by piece. `mark`: see Relay; `status`: 0
-    before there is one."""
+    before there is one; `version`: of its weights, "" if that is not said."""
 
     def __init__(self) -> None:
-        self.status, self.mark = 0, ""
+        super().__init__()
+        self.status, self.mark, self.version = 0, "", ""
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue()
-        self._connection: ClientConnection | None = None
         self._size = 0
-
-    def take(self, connection: ClientConnection) -> None:
-        """Take the connection from which the stream will come."""
-        self._connection = connection
 
     def start(self, status: int, headers: dict[str, str]) -> None:
         """Take status and headers. Raises ClientError unless they begin a stream."""
         self.status = status
         if status != 200 or not headers.get("content-type", "").startswith("text/event-stream"):
             raise ClientError(f"bad answer: HTTP {status}, not a stream")
-        self.mark = headers.get(STREAM, "")
+        self.mark, self.version = headers.get(STREAM, ""), headers.get(VERSION, "")
 
-    def data(self, chunk: bytes, at: float) -> None:  # noqa: ARG002
+    def data(self, chunk: bytes, at: float) -> None:
         """Take a part of the stream."""
+        self.came = at
         self._pieces.put_nowait(chunk)
         self._size += len(chunk)
-        if self._size > _AHEAD_BYTES and self._connection is not None:
-            self._connection.pause()
+        if self._size > _AHEAD_BYTES:
+            self._pause()
 
     async def pieces(self, request: asyncio.Task[None]) -> AsyncIterator[bytes]:
         """The parts of the stream until `request` ends. Raises ClientError if it fails."""
@@ -225,6 +248,6 @@ class StreamPieces:
             piece = waiting.result()
             self._size -= len(piece)
             yield piece
-            if self._size <= _AHEAD_BYTES and self._connection is not None:
-                self._connection.resume()
+            if self._size <= _AHEAD_BYTES:
+                self._resume()
         request.result()

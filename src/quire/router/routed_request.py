@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from quire.routing.difficulty import AskedFeatures, features_of
 from quire.server.exchange import Exchange
 from quire.util.http_client import SentBody
 
@@ -75,10 +76,28 @@ class AskedOfServers(msgspec.Struct):
         )
         return [bytes(each) for each in raw if memoryview(each)]
 
+    @property
+    def samples(self) -> int:
+        """How many answers to a prompt."""
+        return self.n if isinstance(self.n, int) and self.n > 0 else 1
+
     def most_tokens(self) -> int | None:
         """The limit of the answer's tokens, if there is one."""
         given = (self.max_tokens, self.max_completion_tokens, self.max_output_tokens, self.n_predict)
         return next((each for each in given if isinstance(each, int) and each > 0), None)
+
+    def features(self) -> AskedFeatures | None:
+        """By what a request's difficulty is seen; None if that is not known."""
+        raw = {
+            "messages": self.messages, "input": self.input, "prompt": self.prompt, "instructions": self.instructions,
+            "system": self.system, "tools": self.tools,
+        }  # fmt: skip
+        try:
+            return features_of(
+                {name: msgspec.json.decode(part) for name, part in raw.items() if memoryview(part)}
+            )
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
 
     def session(self, exchange: Exchange) -> str:
         """What stays the same over the turns of a conversation, as far as the client says."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quire.router.backends import Backends, BackendServer
+from quire.router.backend_server import SPILLED, BackendServer
+from quire.router.backends import Backends
 from quire.router.forwarding import Forwarding
 from quire.router.routed_request import AskedOfServers, asked_of
 from quire.router.router_context import RouterContext
@@ -106,7 +107,7 @@ class RouterApp:
         exchange.errors, exchange.handler = route.errors, route.path
         if context.backends.draining:
             raise ApiError(503, "the router is shutting down", code="draining")
-        context.tenants.enter(exchange)
+        await context.tenants.enter(exchange)
         config = context.config
         body = b""
         if exchange.method not in {"GET", "HEAD", "DELETE"}:
@@ -171,12 +172,19 @@ class RouterApp:
         match exchange.path:
             case "/health" | "/ping":
                 backends = context.backends
+                spilled = bool(
+                    exchange.header(SPILLED.encode())
+                )  # a peer asks, which sends nothing on to others
                 holds = backends.config.hold_seconds > 0
-                able = not backends.draining and (holds or bool(backends.available(None)))
+                able = not backends.draining and (holds or bool(backends.available(None, spilled=spilled)))
                 states = {each.name: each.state(now) for each in backends.all}
                 body = {
                     "status": "ready" if able else "no server is available", "backends": states,
                     "replicas_needed": round(backends.replicas_needed(now), 2),
+                    "needed": {
+                        name: round(needed, 2) for (name, _), needed in backends.needed_by_group(now).items() if name
+                    },
+                    "capacity": backends.capacity(), "backlog_seconds": round(backends.backlog_seconds(), 4),
                 }  # fmt: skip
                 await exchange.respond(200 if able else 503, msgspec.json.encode(body))
             case "/metrics":
@@ -193,7 +201,9 @@ class RouterApp:
         for backend in self.context.backends.all:
             if backend.is_available(now):
                 for model in backend.models:
-                    found.setdefault(model["id"], model)
+                    settled = self.context.backends.settled_version(model["id"])
+                    if not settled or settled == backend.version(model["id"]):
+                        found.setdefault(model["id"], model)
         for name in self.context.backends.rules.names:
             found.setdefault(name, {"id": name, "object": "model", "owned_by": "quire router"})
         return list(found.values())
@@ -208,6 +218,8 @@ class RouterApp:
                 "work": round(each.work), "pieces": prefixes.size(each.name), **_reports(backends, each),
                 "answers": dict(each.answers),
                 "models": [model["id"] for model in each.models],
+                "versions": [each.version(model["id"]) for model in each.models],
+                "round_trip_ms": round(1e3 * each.round_trip, 1),
             }
             for each in self.context.backends.all
         ]  # fmt: skip

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from quire.config.semantic import parse_semantic
 from quire.config.serving import ServingConfig
-from quire.router.backends import Backends, BackendServer
+from quire.router.backend_server import BackendServer
+from quire.router.backends import Backends
 from quire.router.dividing import Dividing
 from quire.router.router_metrics import RouterMetrics
 from quire.routing.hedging import Hedging
@@ -74,7 +75,7 @@ class RouterContext:
         self.hedging = Hedging(backends.config.hedge_share)
         self.shadows = Shadows()
         self._shadowed = 0  # requests that a shadow gets too, from their beginning on
-        self.tenants = directory_of(config)
+        self.tenants = directory_of(config, "router")
         self.access = AccessControl(config, self.tenants)
         self.has_keys = self.access.has_keys
         key_file = backends.config.backend_api_key_file
@@ -86,13 +87,13 @@ class RouterContext:
 
             options = parse_semantic(backends.config.semantic_cache)
             self.semantic = SemanticCache(options, COLLECTED, MOST_COLLECTED)
-        self.metrics = RouterMetrics(backends, self.dividing, self.shadows, self.semantic)
+        self.metrics = RouterMetrics(backends, self.dividing, self.shadows, self.tenants, self.semantic)
         self.memory: RequestMemory = memory_of_bodies(BODY_MEMORY, config.max_num_queued_reqs)
         self.rates = Rates()
         self.kept = 0  # bytes of streams that run
         self.watches: set[HangUpWatch] = set()
         self.connections: Collection[Reader] = ()
-        self._owners: OrderedDict[str, str] = OrderedDict()  # stored response -> server
+        self._owners: OrderedDict[str, tuple[str, str]] = OrderedDict()  # stored response -> server, model
 
     @contextlib.contextmanager
     def watched(self, watch: HangUpWatch) -> Iterator[None]:
@@ -122,16 +123,20 @@ class RouterContext:
         """A request that a shadow gets too, or its comparison, has ended."""
         self._shadowed -= 1
 
-    def stored(self, response: str, backend: BackendServer) -> None:
-        """Note which server has a stored response."""
-        self._owners[response] = backend.name
+    def stored(self, response: str, backend: BackendServer, model: str) -> None:
+        """Note which server has a stored response, and which model has given it."""
+        self._owners[response] = backend.name, model
         while len(self._owners) > MAX_OWNERS:
             self._owners.popitem(last=False)
 
     def owner(self, response: str | None) -> BackendServer | None:
         """The server that has a stored response, if that is known."""
-        name = self._owners.get(response or "")
+        name, _ = self._owners.get(response or "", ("", ""))
         return next((each for each in self.backends.all if each.name == name), None)
+
+    def model_of(self, response: str | None) -> str:
+        """The model that has given a stored response; "" if that is not known."""
+        return self._owners.get(response or "", ("", ""))[1]
 
     def reload(self) -> None:
         """Read the files of tenants and servers again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -14,10 +14,13 @@ from prometheus_client.registry import Collector
 
 from quire.router.backends import Backends
 from quire.router.dividing import FALLBACKS, Dividing
+from quire.routing.difficulty import DifficultyJudgement
 from quire.server.exchange import Exchange
 from quire.server.fleet.shadows import Shadows
 from quire.server.histogram import Histogram
 from quire.server.metrics import FINE
+from quire.server.tenant_access import TenantDirectory
+from quire.server.tenant_metrics import limit_families
 
 if TYPE_CHECKING:
     from quire.router.semantic_cache import SemanticCache
@@ -29,16 +32,24 @@ class RouterMetrics(Collector):
     """Requests by outcome, servers by state, and how well the prediction of caches holds."""
 
     def __init__(
-        self, backends: Backends, dividing: Dividing, shadows: Shadows, semantic: SemanticCache | None = None
+        self,
+        backends: Backends,
+        dividing: Dividing,
+        shadows: Shadows,
+        tenants: TenantDirectory,
+        semantic: SemanticCache | None = None,
     ) -> None:
-        self._backends, self._dividing, self._shadows = backends, dividing, shadows
+        self._backends, self._dividing, self._shadows, self._tenants = backends, dividing, shadows, tenants
         self._semantic = semantic
         self.http: Counter[tuple[str, str]] = Counter()  # by route and status
         self.first_byte = Histogram(FINE)
         self.retried = self.cut_off = self.resumed = self.resumed_by_ids = self.hedged = self.hedges_won = 0
+        self.other_weights = 0
         self.fallbacks: Counter[tuple[str, str]] = (
             Counter()
         )  # by model that failed, and model that was asked then
+        self.judged: Counter[tuple[str, str]] = Counter()  # by name, and model that was chosen
+        self.suffices: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._prompt = self._cached = self._predicted = 0.0  # tokens of answers that say what was cached
         self.confidence = 0.0  # until answers say what was cached, nothing is known
         self._registry = CollectorRegistry()
@@ -48,6 +59,11 @@ class RouterMetrics(Collector):
     def count(self, exchange: Exchange) -> None:
         """Count a request that has ended."""
         self.http[exchange.handler or "other", str(exchange.status)] += 1
+
+    def judge(self, judged: DifficultyJudgement) -> None:
+        """Count a request whose model was chosen by its difficulty."""
+        self.judged[judged.rule, judged.target] += 1
+        self.suffices[judged.rule, judged.target] += judged.suffices
 
     def compare(self, predicted: float, usage: dict[str, int]) -> None:
         """Compare the predicted cached tokens of a prompt with those that its answer reports."""
@@ -76,6 +92,51 @@ class RouterMetrics(Collector):
         for labels, count in self.http.items():
             requests.add_metric(labels, count)
         yield requests
+        yield from (*self._servers(now), self._rests(), *self._reports())
+        family = HistogramMetricFamily(
+            "quire_router_first_byte_seconds", "time until a server begins its answer"
+        )
+        family.add_metric([], self.first_byte.buckets(FINE), self.first_byte.total)
+        yield family
+        for name, value, text in (
+            ("retries", self.retried, "requests sent to another server after one failed"),
+            ("hedged", self.hedged, "requests sent to a second server because the first one was late"),
+            ("hedges_won", self.hedges_won, "of them answered by the second server"),
+            ("resumed", self.resumed, "streams that went on with another server"),
+            ("resumed_by_ids", self.resumed_by_ids, "of them behind the token ids of their output so far"),
+            (
+                "other_weights",
+                self.other_weights,
+                "answers that were not passed on, of other weights than the rest",
+            ),
+            (
+                "weights_changes",
+                self._backends.settled.changes,
+                "times that a model got other weights for its clients",
+            ),
+            ("cut_off", self.cut_off, "answers that ended because their server was lost"),
+            ("prompt_tokens", self._prompt, "prompt tokens of answers that report their usage"),
+            ("cached_tokens", self._cached, "of them cached, as the servers report"),
+            ("predicted_cached_tokens", self._predicted, "of them cached, as predicted"),
+        ):
+            yield CounterMetricFamily(f"quire_router_{name}", text, value=value)
+        yield from (
+            *self._divided(),
+            *self._ruled(),
+            *self._scaling(now),
+            *self._by_questions(),
+            self._skewed(),
+        )
+        yield from limit_families(self._tenants, {})
+        yield GaugeMetricFamily(
+            "quire_router_routing_confidence",
+            "share of prompt tokens whose caching was known right, times the share of the servers with events whose "
+            "events are not lost; 0: nothing is known",
+            value=self.confidence * self._backends.reporting,
+        )
+
+    def _servers(self, now: float) -> Iterator[Metric]:
+        """Of each server: what it has to do, and what became of that."""
         up = GaugeMetricFamily(
             "quire_router_backend_up", "1 for a server that may get requests", labels=["backend"]
         )
@@ -98,31 +159,7 @@ class RouterMetrics(Collector):
             work.add_metric([each.name], each.work)
             for outcome in ("answered", "refused", "failed"):
                 answers.add_metric([each.name, outcome], each.answers[outcome])
-        yield from (up, running, work, answers, self._rests(), *self._reports())
-        family = HistogramMetricFamily(
-            "quire_router_first_byte_seconds", "time until a server begins its answer"
-        )
-        family.add_metric([], self.first_byte.buckets(FINE), self.first_byte.total)
-        yield family
-        for name, value, text in (
-            ("retries", self.retried, "requests sent to another server after one failed"),
-            ("hedged", self.hedged, "requests sent to a second server because the first one was late"),
-            ("hedges_won", self.hedges_won, "of them answered by the second server"),
-            ("resumed", self.resumed, "streams that went on with another server"),
-            ("resumed_by_ids", self.resumed_by_ids, "of them behind the token ids of their output so far"),
-            ("cut_off", self.cut_off, "answers that ended because their server was lost"),
-            ("prompt_tokens", self._prompt, "prompt tokens of answers that report their usage"),
-            ("cached_tokens", self._cached, "of them cached, as the servers report"),
-            ("predicted_cached_tokens", self._predicted, "of them cached, as predicted"),
-        ):
-            yield CounterMetricFamily(f"quire_router_{name}", text, value=value)
-        yield from (*self._divided(), *self._ruled(), *self._scaling(now), *self._by_questions())
-        yield GaugeMetricFamily(
-            "quire_router_routing_confidence",
-            "share of prompt tokens whose caching was known right, times the share of the servers with events whose "
-            "events are not lost; 0: nothing is known",
-            value=self.confidence * self._backends.reporting,
-        )
+        yield from (up, running, work, answers)
 
     def _rests(self) -> Metric:
         """Of servers that fail, or are far worse than others."""
@@ -135,6 +172,16 @@ class RouterMetrics(Collector):
             for why in ("failures", "failing", "slow"):
                 rests.add_metric([each.name, why], each.rested[why])
         return rests
+
+    def _skewed(self) -> Metric:
+        """Of models with several versions of their weights."""
+        family = GaugeMetricFamily(
+            "quire_router_skewed_models", "versions of the weights of a model that servers have, if several",
+            labels=["model"],
+        )  # fmt: skip
+        for model, versions in self._backends.skewed().items():
+            family.add_metric([model], len(versions))
+        return family
 
     def _scaling(self, now: float) -> Iterator[Metric]:
         """Of servers that come and go."""
@@ -186,7 +233,20 @@ class RouterMetrics(Collector):
                       "failed": report.failed, "skipped": report.skipped}  # fmt: skip
             for outcome, count in counts.items():
                 shadows.add_metric([*pair, outcome], count)
-        yield from (fallbacks, shadows)
+        judged = CounterMetricFamily(
+            "quire_router_difficulty_requests",
+            "requests whose model was chosen by their difficulty",
+            labels=["model", "target"],
+        )
+        suffices = CounterMetricFamily(
+            "quire_router_difficulty_suffices",
+            "sum of the probabilities that the small model suffices, of these requests",
+            labels=["model", "target"],
+        )
+        for names, count in self.judged.items():
+            judged.add_metric(names, count)
+            suffices.add_metric(names, self.suffices[names])
+        yield from (fallbacks, shadows, judged, suffices)
 
     def _divided(self) -> Iterator[Metric]:
         """Of prompts that one server computed and another one answered."""

@@ -39,5 +39,6 @@ class RouterService:
         """End what runs beside requests."""
         if self._sweeping is not None:
             self._sweeping.cancel()
+        await self.context.tenants.stop()
         if self.context.semantic is not None:
             await self.context.semantic.stop()

@@ -27,6 +27,7 @@ EVERY = 5.0  # seconds between two announcements
 EXPIRES = 16.0  # seconds after the last one
 MOST_BODY = 4096  # bytes
 MOST_SERVERS = 1000
+MOST_WEIGHT = 1000
 _HOLDS = 30.0  # seconds
 _ROLES = ("", "prefill", "decode", "both")
 
@@ -101,8 +102,8 @@ class AnnouncedServers:
             return None
         if not (said.name.isascii() and said.name.isprintable() and 0 < len(said.name) <= 128):
             raise ValueError("name: must be 1 to 128 printable ASCII characters")
-        if not 0 < said.weight <= 1000:
-            raise ValueError(f"weight: {said.weight} is not above 0 and up to 1000")
+        if not 0 < said.weight <= MOST_WEIGHT:
+            raise ValueError(f"weight: {said.weight} is not above 0 and up to {MOST_WEIGHT}")
         if not is_server_url(said.url):
             raise ValueError(f"url: {said.url[:200]!r} is not an address such as http://host:8000")
         if said.role not in _ROLES:

@@ -5,6 +5,8 @@
                                     the server is lost
     router ── the request, resumed_output: mark, ids, a code over both ──▶ another server
 
+Ids are those of each sample of a request: `: ids@2 …` those of sample 2, `: ids …` of sample 0.
+
 A mark stands for all that determines the output: engine, weights, prompt, parameters, grammar. Penalties, stop strings
 and grammars have no other state than the output so far, so its ids carry it. All proofs are made with the key that
 router and servers have, and cover the id of one request.
@@ -18,15 +20,15 @@ import hmac
 import re
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from quire.routing.tickets import is_code
 
 STREAM = "x-quire-stream"  # header of a request, with the proof, and of its answer, with the mark
 FIELD = "resumed_output"  # of the body
 _ID_BYTES = 4
-_IDS = re.compile(rb"^: ids (\d{1,9}(?: \d{1,9})*)\n\n", re.MULTILINE)
-_IDS_BEGIN = b": ids "
+_IDS = re.compile(rb"^: ids(?:@(\d{1,9}))? (\d{1,9}(?: \d{1,9})*)\n\n", re.MULTILINE)
+_IDS_BEGIN = b": ids"
 
 
 def stream_proof(key: bytes, request_id: str) -> str:
@@ -50,16 +52,26 @@ def is_resume_code(key: bytes, request_id: str, mark: str, ids: str, shown: str)
     return is_code(resume_code(key, request_id, mark, ids), shown)
 
 
-def packed(ids: Sequence[int]) -> str:
-    """Token ids as text: int32, little endian, in base64."""
+def packed(outputs: Iterable[Sequence[int]]) -> str:
+    """The token ids of each output as text: int32, little endian, in base64, and commas."""
+    return ",".join(map(_packed, outputs))
+
+
+def unpacked(text: str) -> list[list[int]] | None:
+    """The inverse of `packed`; None for a text that is none."""
+    found = [_unpacked(part) for part in text.split(",")]
+    outputs = [ids for ids in found if ids is not None]
+    return outputs if len(outputs) == len(found) else None
+
+
+def _packed(ids: Sequence[int]) -> str:
     numbers = array("i", ids)
     if sys.byteorder == "big":
         numbers.byteswap()
     return base64.b64encode(numbers).decode()
 
 
-def unpacked(text: str) -> list[int] | None:
-    """The inverse of `packed`; None for a text that is none."""
+def _unpacked(text: str) -> list[int] | None:
     try:
         raw = base64.b64decode(text.encode("ascii"), validate=True)
     except (ValueError, binascii.Error):
@@ -72,18 +84,31 @@ def unpacked(text: str) -> list[int] | None:
     return numbers.tolist()
 
 
-def ids_event(ids: Sequence[int]) -> bytes:
-    """A comment of a stream of events: the ids of the tokens whose text has been sent."""
-    return b": ids %b\n\n" % " ".join(map(str, ids)).encode()
+def ids_event(ids: Sequence[int], sample: int = 0) -> bytes:
+    """A comment of a stream of events: the ids of the tokens of a sample whose text has been sent."""
+    return b": ids%b %b\n\n" % (b"@%d" % sample if sample else b"", " ".join(map(str, ids)).encode())
 
 
-def take_ids(events: bytes, ids: array[int]) -> bytes:
-    """Complete events without such comments, whose ids are put behind `ids`."""
-    if _IDS_BEGIN not in events:
-        return events
+class OutputIds(dict[int, "array[int]"]):
+    """The ids of each sample of a request, by its number, as far as they are known."""
 
-    def take(found: re.Match[bytes]) -> bytes:
-        ids.extend(map(int, found[1].split()))
-        return b""
+    def take(self, events: bytes) -> bytes:
+        """Complete events without the comments that name ids, which are taken."""
+        if _IDS_BEGIN not in events:
+            return events
 
-    return _IDS.sub(take, events)
+        def taken(found: re.Match[bytes]) -> bytes:
+            self.setdefault(int(found[1] or 0), array("i")).extend(map(int, found[2].split()))
+            return b""
+
+        return _IDS.sub(taken, events)
+
+    @property
+    def size(self) -> int:
+        """Bytes of them."""
+        return _ID_BYTES * sum(map(len, self.values()))
+
+    def given(self, samples: int) -> list[array[int]]:
+        """Behind what each sample goes on: all but the last id, which is drawn again, and ends the output again if it
+        had done so."""
+        return [self.get(sample, array("i"))[:-1] for sample in range(samples)]

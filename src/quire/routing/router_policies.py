@@ -3,10 +3,12 @@
 Nothing here has a clock or a socket; random choices come from a generator with a seed.
 
 round-robin    one after the other
-least-work     the one with the least predicted work: prompt tokens that are not cached, and tokens to generate
+least-work     the one with the least predicted work: prompt tokens that are not cached, and tokens to generate, and
+               what the way there costs
 power-of-two   the one with less work of two at random (Mitzenmacher 2001, "The Power of Two Choices in Randomized
                Load Balancing")
-session        always the same one for a session, by consistent hashing with bounded loads (Mirrokni et al. 2016)
+session        always the same one for a session, by consistent hashing with bounded loads (Mirrokni et al. 2016), of
+               those that are near
 prefix         the one whose work would end first, counting what it has cached of the prompt
 """
 
@@ -30,7 +32,9 @@ _POINTS = 64  # of a server on the ring
 
 
 class Choosable(Protocol):
-    """A server as policies see it. `work` is what it has been sent and has not answered, in prompt tokens."""
+    """A server as policies see it. `work` is what it has been sent and has not answered, `queued` what it has from
+    elsewhere, and `distance` what the way to it and back costs, in prompt tokens; 0 for those that are as near as any.
+    """
 
     @property
     def name(self) -> str: ...
@@ -43,6 +47,12 @@ class Choosable(Protocol):
 
     @property
     def weight(self) -> float: ...
+
+    @property
+    def queued(self) -> float: ...
+
+    @property
+    def distance(self) -> float: ...
 
 
 Server = TypeVar("Server", bound=Choosable)
@@ -64,10 +74,27 @@ class RoutedPrompt:
         return max(self.prompt_tokens - self.cached(server), 1.0) + ANSWER_TOKEN * self.answer_tokens
 
 
+def near(servers: Sequence[Server]) -> list[Server]:
+    """The servers that are as near as any."""
+    return [each for each in servers if not each.distance] or [*servers]
+
+
 def cool(servers: Sequence[Server]) -> list[Server]:
-    """The servers that may get one more request: none gets more than BOUND times its share of all."""
-    total, weights = sum(each.requests for each in servers) + 1, sum(each.weight for each in servers)
-    return [each for each in servers if each.requests < math.ceil(BOUND * total * each.weight / weights)]
+    """The servers that may get one more request: of those that are near none gets more than BOUND times its share of
+    all that these have."""
+    close = near(servers)
+    total, weights = sum(each.requests for each in close) + 1, sum(each.weight for each in close)
+    most = BOUND * total / weights
+    all_far = close[0].distance > 0
+    return [
+        each for each in servers
+        if (each.distance and not all_far) or each.requests < math.ceil(most * each.weight)
+    ]  # fmt: skip
+
+
+def _until_done(server: Choosable, work: float) -> float:
+    """When a server would have done so much more, in prompt tokens of a server of weight 1."""
+    return (server.work + server.queued + work) / server.weight + server.distance
 
 
 class RoutingPolicy(Protocol):
@@ -94,7 +121,7 @@ class LeastWork:
     """The server with the least work for its weight."""
 
     def choose(self, prompt: RoutedPrompt, servers: Sequence[Server]) -> Server:  # noqa: ARG002
-        return min(servers, key=lambda each: (each.work / each.weight, each.requests))
+        return min(servers, key=lambda each: (_until_done(each, 0.0), each.requests))
 
 
 class PowerOfTwo:
@@ -120,6 +147,7 @@ class SessionAffinity:
     def choose(self, prompt: RoutedPrompt, servers: Sequence[Server]) -> Server:
         if not prompt.session:
             return LeastWork().choose(prompt, servers)
+        servers = near(servers)
         able = {each.name: each for each in cool(servers)}
         names = tuple(sorted(each.name for each in servers))
         if names != self._names:
@@ -141,7 +169,7 @@ class PrefixAware:
     def choose(self, prompt: RoutedPrompt, servers: Sequence[Server]) -> Server:
         return min(
             cool(servers),
-            key=lambda each: ((each.work + prompt.work(each.name)) / each.weight, each.requests),
+            key=lambda each: (_until_done(each, prompt.work(each.name)), each.requests),
         )
 
 

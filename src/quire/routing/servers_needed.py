@@ -98,7 +98,7 @@ class ServersNeeded:
     @property
     def token_seconds(self) -> float:
         """What a server takes for a token of a prompt, as far as answers have shown it."""
-        return self._seconds / self._tokens if self._tokens else _FIRST_SECONDS
+        return self._seconds / self._tokens if self._tokens and self._seconds > 0 else _FIRST_SECONDS
 
     def expected(self, tokens: float) -> float:
         """Seconds until an answer begins for which so many tokens are to be computed."""

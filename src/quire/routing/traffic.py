@@ -13,6 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from quire.records import dataclass
+from quire.routing.difficulty import AskedFor, DifficultyJudgement, DifficultyRule
 
 _GOLDEN = 0.6180339887498949  # multiples modulo 1 are spread evenly (Weyl's sequence)
 _POINTS = 2.0**-64
@@ -47,13 +48,15 @@ class Fallback:
 class TrafficRule:
     """What a name stands for: targets with their weights, which are models or names with rules of their own.
 
-    A `shadow` gets copies of a `shadow_share` of the requests, whose answers nobody waits for.
+    A `shadow` gets copies of a `shadow_share` of the requests, whose answers nobody waits for. With a `difficulty` that
+    chooses between the two targets, not their weights.
     """
 
     targets: tuple[tuple[str, float], ...]
     fallbacks: tuple[Fallback, ...] = ()
     shadow: str | None = None
     shadow_share: float = 1.0
+    difficulty: DifficultyRule | None = None
 
 
 class FallbackBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,11 +82,13 @@ class RuleBody(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class TrafficRoute:
-    """Where one request goes: first to `target`; `fallbacks` in the order in which they were met."""
+    """Where one request goes: first to `target`; `fallbacks` in the order in which they were met. `judged`: what was
+    decided by its difficulty."""
 
     target: str
     fallbacks: tuple[Fallback, ...] = ()
     shadow: str | None = None
+    judged: DifficultyJudgement | None = None
 
     def after(self, failure: Failure, tried: Collection[str]) -> Fallback | None:
         """The next fallback after a failure, leaving out what was tried."""
@@ -109,27 +114,45 @@ class TrafficRules:
     def __contains__(self, name: str) -> bool:
         return name in self._rules or name in self._models
 
-    def route(self, name: str, key: str = "") -> TrafficRoute:
+    def route(self, name: str, key: str = "", asked: AskedFor = lambda: None) -> TrafficRoute:
         """Where a request for `name` goes. Requests with the same `key` go the same way while the rules stay, and most
-        of them when weights change; those without one are spread evenly. Raises KeyError for an unknown name.
+        of them when weights change; those without one are spread evenly. `asked`: what its difficulty is seen by.
+        Raises KeyError for an unknown name.
         """
         fallbacks: list[Fallback] = []
+        judged: DifficultyJudgement | None = None
         shadow, number = None, next(self._numbers)
         while (rule := self._rules.get(name)) is not None:
             fallbacks += rule.fallbacks
             if shadow is None and rule.shadow is not None:
                 copied = rule.shadow_share >= 1.0 or _point(f"shadow {name}", key, number) < rule.shadow_share
                 shadow = rule.shadow if copied else None
-            name = _chosen(rule, _point(name, key, number))
+            if rule.difficulty is None:
+                name = _chosen(rule, _point(name, key, number))
+            else:
+                judged = rule.difficulty.judge(name, asked())
+                name = judged.target
         if name not in self._models:
             raise KeyError(name)
         ends = [Fallback(end, each.on) for each in fallbacks for end in [self._end(each.target, key, number)]]
-        return TrafficRoute(name, tuple(ends), None if shadow is None else self._end(shadow, key, number))
+        copied_to = None if shadow is None else self._end(shadow, key, number)
+        return TrafficRoute(name, tuple(ends), copied_to, judged)
+
+    def leads_to(self, name: str, model: str) -> bool:
+        """Whether requests for `name` may be answered by a model."""
+        reached, pending = set[str](), [name]
+        while pending:
+            target = pending.pop()
+            if target not in reached:
+                reached.add(target)
+                pending += named_by(self._rules[target]) if target in self._rules else ()
+        return model in reached and model in self._models
 
     def _end(self, name: str, key: str, number: int) -> str:
-        """The model that a name leads to."""
+        """The model that a name leads to; by difficulty the one for hard requests, as something has failed."""
         while (rule := self._rules.get(name)) is not None:
-            name = _chosen(rule, _point(name, key, number))
+            hard = None if rule.difficulty is None else rule.difficulty.hard
+            name = hard or _chosen(rule, _point(name, key, number))
         return name
 
     def _check(self, name: str, rule: TrafficRule) -> None:

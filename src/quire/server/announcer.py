@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
@@ -17,7 +17,8 @@ from quire.server.logs import log
 from quire.util.http_client import Client, ClientError, Whole, host_of_url, target
 
 _SECONDS = 5.0  # for one announcement
-_LEAVING_SECONDS = 2.0  # for the last one
+_LEAVING_SECONDS = 2.0  # for the last one, while the requests that run end
+_BESIDE_SECONDS = 0.25  # for what is left of it when none runs any more
 _ANYWHERE = frozenset(("0.0.0.0", "::"))
 
 
@@ -38,8 +39,10 @@ class Announcer:
 
     async def leave(self) -> None:
         """Say that no more requests are taken."""
-        await self._try(leaving=True, seconds=_LEAVING_SECONDS)
-        await self._client.close()
+        try:
+            await self._try(leaving=True, seconds=_LEAVING_SECONDS)
+        finally:
+            await self._client.close()
 
     async def _try(self, *, leaving: bool, seconds: float) -> None:
         wrong = ""
@@ -78,16 +81,30 @@ def announcers(config: ServingConfig, sock: socket.socket, role: str) -> list[An
 
 
 @contextlib.asynccontextmanager
-async def announced(made: Sequence[Announcer]) -> AsyncIterator[None]:
-    """While a server takes requests."""
-    tasks = [asyncio.create_task(each.run()) for each in made]
+async def announced(made: Sequence[Announcer]) -> AsyncIterator[Callable[[], None]]:
+    """While a server runs. It gets what is called when no more requests are taken: that is said beside all else, and no
+    router that is silent holds up the end."""
+    running = [asyncio.create_task(each.run()) for each in made]
+    leaving: list[asyncio.Task[None]] = []
+
+    async def say(announcer: Announcer, before: asyncio.Task[None]) -> None:
+        before.cancel()
+        await asyncio.wait([before])
+        await announcer.leave()
+
+    def leave() -> None:
+        leaving.extend(asyncio.create_task(say(*each)) for each in zip(made, running, strict=True))
+
     try:
-        yield
+        yield leave
     finally:
-        for task in tasks:
+        if not leaving:
+            leave()
+        if leaving:
+            await asyncio.wait(leaving, timeout=_BESIDE_SECONDS)
+        for task in leaving:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(each.leave() for each in made))
+        await asyncio.gather(*running, *leaving, return_exceptions=True)
 
 
 def _description(
@@ -101,7 +118,7 @@ def _description(
         if host in _ANYWHERE:
             host = _own_address(router)
         url = f"{'https' if config.ssl_certfile else 'http'}://{host_of_url(host)}:{port}"
-    return Announcement(link.name or url.partition("://")[2], url, role=role)
+    return Announcement(link.name or url.partition("://")[2], url, role=role, weight=link.weight)
 
 
 def _own_address(router: str) -> str:

@@ -156,7 +156,7 @@ class App:
             raise ApiError(405, message, code="method_not_allowed", headers=[allow])
         self._admin.check_route(self._access, exchange, route)
         if isinstance(route, Post) and not (route.admin or route.open):
-            self.context.tenants.enter(exchange)
+            await self.context.tenants.enter(exchange)
         if isinstance(route, Post) and exchange.header(b"idempotency-key"):
             await self._answer_once(route, exchange)
         else:

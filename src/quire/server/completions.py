@@ -162,12 +162,14 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
     writers = [CompletionLogprobsWriter(texts) for _ in range(count)]
     echoes = {i: prompts[i // samples].text for i in range(count)} if body.echo else {}
     ids, end = bool(body.return_token_ids), openai_end(context, exchange, body, chunks)
-    marks = marks_of(asks)
+    marks, scored = marks_of(asks), asks[0].request.params.logprobs is not None
     whole = ids or marks is not None
 
     def chunk_of(choice: int, delta: StreamDelta) -> bytes:
         echo = echoes.pop(choice, "")
         head = chunks.text(choice, echo) if echo else b""
+        if scored and delta.logprobs is None:
+            writers[choice].skip(delta.token_ids)
         if delta.logprobs is None and delta.finish_reason is None and not whole:
             return head + (chunks.text(choice, delta.text) if delta.text else b"")
         logprobs = None if delta.logprobs is None else writers[choice].push(delta.token_ids, delta.logprobs)

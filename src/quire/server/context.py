@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from quire.server.tracing import Tracer
 
 
-def directory_of(config: ServingConfig) -> TenantDirectory:
-    """The tenants of a server by its options. Raises ValueError for files that cannot be read."""
+def directory_of(config: ServingConfig, place: str = "server") -> TenantDirectory:
+    """The tenants of a server by its options; see TenantDirectory. Raises ValueError for files that cannot be read."""
     from quire.server.access import read_keys
 
     keys = [*read_keys(config), *read_keys(config, "admin_api_key")]
-    return TenantDirectory(config, [key.encode() for key in keys])
+    return TenantDirectory(config, [key.encode() for key in keys], place=place)
 
 
 _NAMES_SHOWN = 20  # in a message

@@ -55,14 +55,14 @@ def with_continuation(
     if resumed is not None:
         if not is_resume_code(key, name, resumed.mark, resumed.ids, resumed.code):
             raise _refusal("its code is not that of the router")
-        ids = unpacked(resumed.ids)
-        if not ids:
-            raise _refusal("there are no ids in it")
+        outputs = unpacked(resumed.ids)
+        if outputs is None or len(outputs) != ask.request.params.n or not any(outputs):
+            raise _refusal("there are no ids of each sample in it")
         if resumed.mark != mark:
             raise ApiError(
                 409, f"{FIELD}: it comes from another engine or model", code="other_engine", param=FIELD
             )
-        ask = replace(ask, request=replace(ask.request, given=TokenIds(ids)))
+        ask = replace(ask, request=replace(ask.request, given=tuple(map(TokenIds, outputs))))
     exchange.add_headers([(STREAM.encode(), mark.encode())])
     return [ask], _with_ids(form)
 
@@ -74,10 +74,10 @@ def _refusal(why: str) -> ApiError:
 def _may_go_on(context: ServerContext, asks: Sequence[GenerateAsk]) -> bool:
     """Whether ids are all the state of an output, and its events can be told from its text."""
     request, params = asks[0].request, asks[0].request.params
-    plain = len(asks) == params.n == 1 and request.beams is None and request.negative_prompt is None
+    plain = len(asks) == 1 and request.beams is None and request.negative_prompt is None
     drawn = params.temperature == 0 or params.seed is not None
     beside = (
-        params.mirostat or params.logprobs is not None or params.prompt_logprobs is not None
+        params.mirostat or params.prompt_logprobs is not None
         or asks[0].accepted is not None or context.hooks is not None
     )  # fmt: skip
     card = context.engine.card
@@ -104,7 +104,7 @@ def _with_ids(form: StreamForm) -> StreamForm:
 
     def chunk_of(choice: int, delta: StreamDelta) -> bytes:
         data = form.chunk_of(choice, delta)
-        return data + ids_event(delta.token_ids) if delta.token_ids else data
+        return data + ids_event(delta.token_ids, choice) if delta.token_ids else data
 
     def token_of(
         choice: int, text: str, token: int, logprob: float | None
@@ -112,6 +112,6 @@ def _with_ids(form: StreamForm) -> StreamForm:
         if not text or logprob is not None or form.whole or form.around is None:
             return None
         opening, closing = form.around(choice)
-        return opening, _encode(text), closing + ids_event((token,))
+        return opening, _encode(text), closing + ids_event((token,), choice)
 
     return replace(form, chunk_of=chunk_of, token_of=token_of, whole=True)

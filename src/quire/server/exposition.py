@@ -298,6 +298,14 @@ _OWN: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] 
     ("quire_kv_copied_tokens", CounterMetricFamily, "prompt tokens copied from a part of a cached block",
      lambda s: s.prefix_copied_tokens),
     ("quire_kv_waste_tokens", GaugeMetricFamily, "allocated but unused token slots", lambda s: s.kv_waste_tokens),
+    ("quire_weight_bytes", GaugeMetricFamily, "bytes of the weights, of which weight_memory bounds those in memory",
+     lambda s: s.weight_paging.get("total", 0)),
+    ("quire_weight_resident_bytes", GaugeMetricFamily, "bytes of these weights that are in memory: the working set",
+     lambda s: s.weight_paging.get("resident", 0)),
+    ("quire_weight_paged_bytes", CounterMetricFamily, "bytes of weights that came into memory since the start",
+     lambda s: s.weight_paging.get("paged_in", 0)),
+    ("quire_weight_paging_seconds", CounterMetricFamily, "time that steps have waited for weights",
+     lambda s: s.weight_paging.get("seconds", 0.0)),
     ("quire_swap_blocks", GaugeMetricFamily, "KV blocks in the swap space", lambda s: s.swap_blocks),
     ("quire_swapped_out_blocks", CounterMetricFamily, "KV blocks copied to the swap space", lambda s: s.swapped_out),
     ("quire_swapped_in_blocks", CounterMetricFamily, "KV blocks copied back", lambda s: s.swapped_in),
@@ -344,7 +352,7 @@ _OWN: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] 
     ("quire_prompt_text_tokens", CounterMetricFamily, "tokens of the same prompts", lambda s: s.words[1]),
     ("quire_step_moved_bytes", CounterMetricFamily, "bytes of weights, keys and values that steps read and write",
      lambda s: s.moved_bytes),
-    ("quire_expert_moves", CounterMetricFamily, "exchanges of two experts between ranks", lambda s: s.expert_moves),
+    ("quire_expert_moves", CounterMetricFamily, "experts that were exchanged or copied", lambda s: s.expert_moves),
     ("quire_head_of_line_seconds", CounterMetricFamily, "time that requests waited while longer prompts were computed",
      lambda s: s.head_of_line_seconds),
     ("quire_step_plans", GaugeMetricFamily, "step sizes prepared ahead", lambda s: s.step_plans),
@@ -410,10 +418,9 @@ def _engine_families(stats: EngineStats, labels: dict[str, str], acceptance: str
     yield _by_part(GaugeMetricFamily, "quire_degrade_step", "step", stats.degrade_steps.items())
     yield _by_part(CounterMetricFamily, "quire_degraded_requests", "step", stats.degraded.items())
     yield _by_part(CounterMetricFamily, "quire_step_phase_seconds", "phase", stats.step_phase_seconds.items())
-    ranks = enumerate(stats.rank_seconds)
-    yield _by_part(
-        CounterMetricFamily, "quire_rank_work_seconds", "rank", [(str(rank), spent) for rank, spent in ranks]
-    )
+    for name, seconds in (("work", stats.rank_seconds), ("wait", stats.rank_wait_seconds)):
+        ranks = [(str(rank), spent) for rank, spent in enumerate(seconds)]
+        yield _by_part(CounterMetricFamily, f"quire_rank_{name}_seconds", "rank", ranks)
     pairs = [(str(rank), count) for rank, count in enumerate(stats.expert_pairs)]
     yield _by_part(CounterMetricFamily, "quire_expert_pairs", "rank", pairs)
     yield _by_part(GaugeMetricFamily, "quire_expert_load_ratio", "of", stats.expert_load.items())

@@ -72,7 +72,7 @@ class HttpGeneration:
         exchange.compiled = time.monotonic()
         try:
             self._exchange.held.give(self._context.memory.work)  # no longer needed: the prompts are token ids
-            self._charge = self._context.tenants.charge(self._exchange, self._asks)
+            self._charge = await self._context.tenants.charge(self._exchange, self._asks)
             await self._context.memory.take_answer(self._exchange.held, self._asks, self._costs)
             exchange.admitted = time.monotonic()
             for ask in self._asks:
@@ -146,7 +146,9 @@ class HttpGeneration:
                     "the text of the answer exceeds the memory reserved for it: its tokens are unusually long"
                 )
                 raise ApiError(500, message, code="text_too_long")
-        if delta.token_ids:
+        if (
+            delta.token_ids and self.streams[choice // self.samples].output.timings.first_token
+        ):  # not given alone
             now, track = time.monotonic(), self._tracks[choice]
             if track.last:
                 track.observe(now - track.last)

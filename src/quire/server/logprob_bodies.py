@@ -98,6 +98,11 @@ class CompletionLogprobsWriter:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
+    def skip(self, token_ids: Sequence[int]) -> None:
+        """The next tokens have none: another server has sent them."""
+        for token_id in token_ids:
+            self._offset += len(self._decoder.decode(self._texts(token_id)[1]))
+
     def push(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs]) -> CompletionLogprobs:
         """Logprobs of the next generated tokens."""
         part = CompletionLogprobs([], [], [], [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -101,7 +102,8 @@ def gathered(pieces: Pieces) -> Iterator[bytes]:
 
 def is_portion(delta: StreamDelta) -> bool:
     """Whether a delta with anything in it is the only one of its `portions`."""
-    return len(delta.token_ids) <= _step(delta.logprobs) and len(delta.text) <= _SLICE_CHARS
+    fits = len(delta.token_ids) <= _step(delta.logprobs) and len(delta.text) <= _SLICE_CHARS
+    return fits and (delta.logprobs is None or len(delta.logprobs) >= len(delta.token_ids))
 
 
 def _step(table: Sequence[PositionLogprobs] | None) -> int:
@@ -118,6 +120,11 @@ def portions(delta: StreamDelta) -> Iterator[StreamDelta]:
         return
     if is_portion(delta):
         yield delta
+        return
+    if table is not None and (given := len(ids) - len(table)) > 0:  # of the output before, by another engine
+        yield from portions(StreamDelta(delta.index, text, ids[:given], parts=delta.parts))
+        rest = replace(delta, text="", token_ids=ids[given:], parts=None if delta.parts is None else [])
+        yield from portions(rest)
         return
     step = _step(table)
     parts: list[AnswerPart] | None = None

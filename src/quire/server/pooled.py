@@ -145,7 +145,7 @@ async def run_pooled(
     )
     await context.memory.take_answer(exchange.held, asks, {name: cost})
     outputs: list[RequestOutput] = []
-    charge = context.tenants.charge(exchange, asks)
+    charge = await context.tenants.charge(exchange, asks)
     try:
         await _run(context, asks, outputs)
     finally:

@@ -15,6 +15,8 @@ from quire.records import dataclass
 
 NANO = 10**9
 MINUTE, DAY = 60 * NANO, 86_400 * NANO
+CONCURRENT, REQUESTS = "concurrent_requests", "requests_per_minute"
+TOKENS, DAILY = "tokens_per_minute", "tokens_per_day"
 
 
 @dataclass(slots=True, eq=False)
@@ -108,6 +110,7 @@ class TokenCharge:
     window: Charge
     day: int  # the end of the quota's period
     tokens: int
+    member: str = ""  # what it is called where several servers count together
 
 
 class TenantLimits:
@@ -136,14 +139,16 @@ class TenantLimits:
     def enter(self, now: int) -> Refusal | None:
         """Begin a request, or say which limit is in its way. One that began must `leave`."""
         if self.concurrent is not None and self.running >= self.concurrent:
-            text = f"{self.running} requests of this tenant run, its limit is {self.concurrent}"
-            return Refusal("concurrent_requests", text, NANO)
+            return refusal_of(CONCURRENT, self.concurrent, self.running, 1, NANO)
         if wait := self.requests.wait(1, now):
-            text = f"{self.requests.limit} requests in a minute are the limit of this tenant"
-            return Refusal("requests_per_minute", text, wait)
+            return refusal_of(REQUESTS, self.requests.limit, self.requests.used(now), 1, wait)
+        self.count_request(now)
+        return None
+
+    def count_request(self, now: int) -> None:
+        """A request begins, whatever the limits are. It must `leave`."""
         self.requests.take(1, now)
         self.running += 1
-        return None
 
     def leave(self) -> None:
         """A request has ended."""
@@ -153,24 +158,20 @@ class TenantLimits:
         """Take the tokens of a request, or say which limit is in its way. One in the background has the daily quota."""
         window, day = self.tokens, self.day
         day.turn(now)
-        for name, limit, period in (
-            ("tokens_per_minute", None if background else window.limit, "a minute"),
-            ("tokens_per_day", day.limit, "a day"),
-        ):
-            if limit is not None and tokens > limit:
-                text = f"prompt and max_tokens are {tokens} tokens, over the {limit} that this tenant has in {period}"
-                return Refusal(name, text, None)
+        if (found := too_large(tokens, None if background else window.limit, day.limit)) is not None:
+            return found
         if day.limit is not None and day.used + tokens > day.limit:
-            left = max(0, day.limit - day.used)
-            text = f"prompt and max_tokens are {tokens} tokens, {left} of {day.limit} are left of the day's quota"
-            return Refusal("tokens_per_day", text, day.ends - now)
+            return refusal_of(DAILY, day.limit, day.used, tokens, day.ends - now)
         if not background and (wait := window.wait(tokens, now)):
-            left = max(0, (window.limit or 0) - window.used(now))
-            text = f"prompt and max_tokens are {tokens} tokens, {left} of {window.limit} are left of this minute's"
-            return Refusal("tokens_per_minute", text, wait)
-        day.used += tokens
-        taken = Charge(now - MINUTE, tokens) if background else window.take(tokens, now)
-        return TokenCharge(taken, day.ends, tokens)
+            return refusal_of(TOKENS, window.limit, window.used(now), tokens, wait)
+        return self.count_tokens(tokens, now, background=background)
+
+    def count_tokens(self, tokens: int, now: int, *, background: bool = False) -> TokenCharge:
+        """Take the tokens of a request, whatever the limits are."""
+        self.day.turn(now)
+        self.day.used += tokens
+        taken = Charge(now - MINUTE, tokens) if background else self.tokens.take(tokens, now)
+        return TokenCharge(taken, self.day.ends, tokens)
 
     def settle(self, charge: TokenCharge, tokens: int, now: int) -> None:
         """A request has ended, and used so many tokens."""
@@ -184,12 +185,39 @@ class TenantLimits:
         found = []
         for name, window in ((b"requests", self.requests), (b"tokens", self.tokens)):
             if window.limit is not None:
-                found += [
-                    (b"x-ratelimit-limit-" + name, str(window.limit).encode()),
-                    (b"x-ratelimit-remaining-" + name, str(max(0, window.limit - window.used(now))).encode()),
-                    (b"x-ratelimit-reset-" + name, duration(window.reset(now))),
-                ]
+                found += headers_of(name, window.limit, window.used(now), window.reset(now))
         return found
+
+
+def headers_of(name: bytes, limit: int, used: int, reset: int) -> list[tuple[bytes, bytes]]:
+    """OpenAI's headers of a limit of requests or tokens; `reset`: nanoseconds until all of it is free."""
+    return [
+        (b"x-ratelimit-limit-" + name, str(limit).encode()),
+        (b"x-ratelimit-remaining-" + name, str(max(0, limit - used)).encode()),
+        (b"x-ratelimit-reset-" + name, duration(reset)),
+    ]
+
+
+def too_large(tokens: int, minute: int | None, day: int | None) -> Refusal | None:
+    """The refusal of a request that no window of its tenant can ever take, if it is one."""
+    for name, limit, period in ((TOKENS, minute, "a minute"), (DAILY, day, "a day")):
+        if limit is not None and tokens > limit:
+            text = f"prompt and max_tokens are {tokens} tokens, over the {limit} that this tenant has in {period}"
+            return Refusal(name, text, None)
+    return None
+
+
+def refusal_of(name: str, limit: int | None, used: int, amount: int, wait: int) -> Refusal:
+    """The refusal by one limit, of which so much is used; `wait` in nanoseconds."""
+    left = max(0, (limit or 0) - used)
+    asked = f"prompt and max_tokens are {amount} tokens, {left} of {limit} are left of"
+    text = {
+        CONCURRENT: f"{used} requests of this tenant run, its limit is {limit}",
+        REQUESTS: f"{limit} requests in a minute are the limit of this tenant",
+        TOKENS: f"{asked} this minute's",
+        DAILY: f"{asked} the day's quota",
+    }[name]
+    return Refusal(name, text, wait)
 
 
 def duration(nanoseconds: int) -> bytes:

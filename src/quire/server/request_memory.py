@@ -423,7 +423,7 @@ def answer_costs(
         "stop": STOP_CHAR * sum(map(len, params.stop)) * len(asks),
         "structured_outputs": _grammar_cost(asks),
         "prediction": _prediction_cost(asks),
-        "resumed_output": len(asks[0].request.given or ()) * (PREDICTED_TOKEN + UNREAD_TOKEN),
+        "resumed_output": sum(map(len, asks[0].request.given)) * (PREDICTED_TOKEN + UNREAD_TOKEN),
         "return_accepted_drafts": marks_cost(asks, generated),
         "negative_prompt": _negative_cost(asks, samples, generated),
         "prompt_embeds": EMBEDS_COPIES * sum(len(ask.request.prompt_embeds) for ask in asks),

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import ssl
-import stat
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,7 +22,7 @@ from quire.server.connections import Connections, Listener, fit_descriptors
 from quire.server.logs import log, notice
 from quire.server.protocol import CLOSE_SECONDS, LimitedProtocol
 from quire.server.realtime.websocket import take_over
-from quire.types import QuireError
+from quire.util.listening import BindError, bind_path, server_tls
 from quire.util.threads import full_pool
 
 if TYPE_CHECKING:
@@ -71,14 +69,10 @@ class RunsRequests(Protocol):
     async def stop(self) -> None: ...
 
 
-class BindError(QuireError):
-    """The server cannot listen on the address."""
-
-
 def bind(config: ServingConfig) -> socket.socket:
     """A socket on the configured address or path. Raises BindError, which says what to change."""
     if config.uds is not None:
-        return _bind_path(config.uds)
+        return bind_path(config.uds, SEND_BUFFER_BYTES)
     return _bind_address(config.host, config.port, "--port")
 
 
@@ -112,34 +106,6 @@ def _bind_address(host: str, port: int, option: str) -> socket.socket:
     return sock
 
 
-def _bind_path(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    try:
-        if os.path.exists(path):
-            _remove_stale(path)
-        sock.bind(path)
-        os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
-        sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
-        raise BindError(f"cannot listen on {path}: {error.strerror or error}") from None
-    return sock
-
-
-def _remove_stale(path: str) -> None:
-    """Remove the socket file of a server that is gone."""
-    if not stat.S_ISSOCK(os.stat(path).st_mode):
-        raise BindError(f"cannot listen on {path}: it exists and is not a socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-            return
-    raise BindError(f"cannot listen on {path}: another server is listening on it")
-
-
 def address(config: ServingConfig, sock: socket.socket) -> str:
     """The address of the server, as users write it."""
     if config.uds is not None:
@@ -157,14 +123,7 @@ def tls_context(config: ServingConfig) -> ssl.SSLContext | None:
     """The TLS context from the key and certificate files. Raises BindError when they cannot be used."""
     if config.ssl_keyfile is None or config.ssl_certfile is None:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_RENEGOTIATION
-    try:
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
-    except (OSError, ssl.SSLError) as error:
-        raise BindError(f"ssl_certfile and ssl_keyfile: cannot be used: {error}") from None
-    return context
+    return server_tls(config.ssl_certfile, config.ssl_keyfile)
 
 
 class HttpServer:
@@ -289,17 +248,17 @@ async def serve(
         if not await _start_engine(engine, signals):
             return 1
         announce()
-        async with told:
+        async with told as leave:
             first = await _signal_or_failure(engine, signals)
-        if first is None:
-            log.error("the engine cannot be restarted: stopping the server")
-            await engine.stop(0.0)
-            return 1
-        log.info(
-            "%s: draining for up to %g s; send it again to stop at once", first.name, config.shutdown_timeout
-        )
-        await server.stop_batches()  # only clients are waited for
-        return await _drain(engine, config.shutdown_timeout, signals)
+            leave()
+            if first is None:
+                log.error("the engine cannot be restarted: stopping the server")
+                await engine.stop(0.0)
+                return 1
+            seconds = config.shutdown_timeout
+            log.info("%s: draining for up to %g s; send it again to stop at once", first.name, seconds)
+            await server.stop_batches()  # only clients are waited for
+            return await _drain(engine, seconds, signals)
     finally:
         await server.stop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -308,10 +267,10 @@ async def serve(
 
 def _announced(
     config: ServingConfig, sock: socket.socket, role: str
-) -> contextlib.AbstractAsyncContextManager[None]:
+) -> contextlib.AbstractAsyncContextManager[Callable[[], None]]:
     """While its routers know a server. Raises ValueError."""
     if config.router is None:
-        return contextlib.nullcontext()
+        return contextlib.nullcontext(lambda: None)
     from quire.server.announcer import announced, announcers
 
     return announced(announcers(config, sock, role))

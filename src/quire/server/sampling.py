@@ -223,10 +223,8 @@ def make_ask(
         )
     params = _within_cost(params, body.max_cost, len(prompt))
     assert exchange.served is not None, "a route that generates calls generating_model first"
-    limits = (
-        _limit(exchange, "deadline_ms", body.deadline_ms),
-        _limit(exchange, "max_queue_ms", body.max_queue_ms),
-    )
+    deadline = _limit(exchange, "deadline_ms", body.deadline_ms)
+    queue_deadline = _limit(exchange, "max_queue_ms", body.max_queue_ms)
     priority = priority_of(exchange, body.priority)
     request = Request(
         request_id=request_id,
@@ -241,14 +239,15 @@ def make_ask(
         beams=beams_of(body),
         texts=texts,
         adapter=exchange.served.digest,
-        terms=_terms(context, exchange, body, limits),
+        terms=_terms(context, exchange, body, (deadline, queue_deadline)),
     )
     wants = exchange.header(b"x-quire-predict").lower() in {"1", "true"}
     return GenerateAsk(
         request=with_transfer(context, exchange, body, request),
         tenant=exchange.tenant,
-        deadline=limits[0],
-        queue_deadline=limits[1],
+        deadline=deadline,
+        queue_deadline=queue_deadline,
+        since=exchange.arrival,
         keep_output=False,
         progress=bool(body.return_progress),
         predicted=partial(_tell, exchange) if wants else None,

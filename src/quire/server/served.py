@@ -25,7 +25,7 @@ class Served:
 
     def fingerprint(self, card: ModelCard) -> str:
         """Equal for equal versions of Quire serving the same weights: what system_fingerprint promises."""
-        text = f"{__version__} {card.config_sha256} {card.template_hash}"
+        text = f"{__version__} {card.config_sha256} {card.template_hash} {card.weights}"
         if self.adapter is not None:
             text += f" {self.adapter.digest}"
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -79,6 +79,7 @@ class Service:
             task.cancel()
         if behind:
             await asyncio.wait(behind)
+        await self.context.tenants.stop()  # after the last that are counted
         if self.context.responses is not None:
             await asyncio.to_thread(self.context.responses.close)
         if self.context.tools is not None:

@@ -12,7 +12,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.config.serving import ServingConfig
@@ -35,15 +35,18 @@ class Simulations:
         self._turn = asyncio.Lock()
         self._asked = False
         self._checking: asyncio.Task[dict[str, Any]] | None = None
+        self.engines: Callable[[], Mapping[str, Engine]] = dict  # by model, on a server of several
 
     @property
     def on(self) -> bool:
         """Whether there are simulations."""
         return self._memory is not None
 
-    async def what_if(self, engine: Engine, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """What the load of an engine would have been. Raises ApiError 409 while another one runs, 400 for what cannot
-        be simulated, 504 for what takes too long.
+    async def what_if(
+        self, engine: Engine, asked: Mapping[str, Any], like: Engine | None = None
+    ) -> dict[str, Any]:
+        """What the load of an engine would have been, on that of `like` if it is given. Raises ApiError 409 while
+        another one runs, 400 for what cannot be simulated, 504 for what takes too long.
         """
         if self._asked:
             raise ApiError(409, "another what-if runs: ask again later", code="what_if_runs")
@@ -52,7 +55,8 @@ class Simulations:
             if self._checking is not None:
                 self._checking.cancel()
             async with self._turn:
-                answer = await self._simulate(engine, {**asked, "seconds": _CPU_SECONDS}, _WALL_SECONDS)
+                question = {**asked, "seconds": _CPU_SECONDS}
+                answer = await self._simulate(engine, question, _WALL_SECONDS, like)
         except TimeoutError:
             raise _too_long(f"{_WALL_SECONDS} s") from None
         finally:
@@ -89,10 +93,12 @@ class Simulations:
             elif "errors" in found:  # the record is too short
                 metrics.simulator = None
 
-    async def _simulate(self, engine: Engine, asked: Mapping[str, Any], most: float) -> dict[str, Any]:
+    async def _simulate(
+        self, engine: Engine, asked: Mapping[str, Any], most: float, like: Engine | None = None
+    ) -> dict[str, Any]:
         """Raises TimeoutError after so many seconds."""
-        log = await engine.log()
-        if not log:
+        log, other = await engine.log(), b"" if like is None else await like.log()
+        if not log or (like is not None and not other):
             return {"error": "this engine keeps no log"}
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "quire.bench.what_if_process",
@@ -101,8 +107,10 @@ class Simulations:
         try:
             assert process.stdin is not None
             memory = (self._memory or 0) - _COPIES
-            process.stdin.write(json.dumps({**asked, "memory": memory}).encode() + b"\n")
-            out, _ = await asyncio.wait_for(process.communicate(log), most)
+            line = json.dumps({**asked, "memory": memory, "like": len(other)})
+            process.stdin.write(line.encode() + b"\n")
+            async with asyncio.timeout(most):
+                out, _ = await process.communicate(log + other)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

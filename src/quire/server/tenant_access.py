@@ -11,6 +11,8 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from quire.engine.api import GenerateAsk
     from quire.server.exchange import Exchange
     from quire.server.served import Served
+    from quire.server.shared_limits import SharedLimits
 
 TAG = b"x-quire-tag"
 MAX_TAGS = 64  # of a tenant; requests with others are counted together
@@ -46,8 +49,12 @@ class TenantDirectory:
         keys: Sequence[bytes] = (),
         clock: Callable[[], int] = time.monotonic_ns,
         wall: Callable[[], float] = time.time,
+        place: str = "server",
     ) -> None:
-        """`keys` are those that the options name. Raises TenantsFileError."""
+        """`keys` are those that the options name; processes of one `place` may count together.
+
+        Raises TenantsFileError.
+        """
         self.path = config.tenants
         self.refused: Counter[tuple[str, str]] = Counter()  # by tenant and limit
         self.changed: list[Callable[[], None]] = []  # called after the file was read again
@@ -64,7 +71,13 @@ class TenantDirectory:
         self._limits: dict[str, TenantLimits] = {}
         self._tags: dict[str, set[str]] = {}
         self._shares: dict[str, float] = {}  # in place of the file's, by an administrator
-        self._set(Tenants() if self.path is None else self._read(self.path))
+        self.shared: SharedLimits | None = None
+        found = Tenants() if self.path is None else self._read(self.path)
+        if found.shared is not None and self.path is not None:
+            from quire.server.shared_limits import SharedLimits
+
+            self.shared = SharedLimits(found.shared, Path(self.path).parent, place, clock)
+        self._set(found)
         if (counts := self._counts) is not None:
             for name, used in read_counts(counts, self._day).items():
                 if name in self._limits:
@@ -83,7 +96,14 @@ class TenantDirectory:
             raise TenantsFileError(
                 "tenants: this server has no file of tenants: start it with --tenants FILE"
             )
-        self._set(self._read(self.path))
+        found, old = self._read(self.path), None if self.shared is None else self.shared.options
+        if self.shared is not None and found.shared is not None and old is not None:
+            old = replace(old, instances=found.shared.instances)
+        if found.shared != old:
+            raise TenantsFileError(f"tenants: {self.path}: shared: only instances change without a restart")
+        if self.shared is not None and old is not None:
+            self.shared.options = old
+        self._set(found)
         self._shares = {}
         for tell in self.changed:
             tell()
@@ -122,6 +142,8 @@ class TenantDirectory:
         limits = (
             tenant.requests_per_minute, tenant.tokens_per_minute, tenant.concurrent_requests, tenant.tokens_per_day,
         )  # fmt: skip
+        if self.shared is not None:  # what this process has alone
+            limits = tuple(map(self.shared.part, limits))  # type: ignore[assignment]
         if tenant.name in self._limits:
             self._limits[tenant.name].change(*limits)
         else:
@@ -212,22 +234,36 @@ class TenantDirectory:
 
     # -- what is left ---------------------------------------------------------------------------------------------
 
-    def enter(self, exchange: Exchange) -> None:
+    async def enter(self, exchange: Exchange) -> None:
         """Count a request that begins, once, and until its memory is given back. Raises ApiError 429.
 
         Requests in the background (lines of batches) count for the daily quota alone.
         """
-        limits = self._limits.get(exchange.tenant)
-        exchange.limits = None if limits is None else limits_headers(limits, self._clock)
-        if limits is None or exchange.background or exchange.scope.get(_ENTERED):
+        limits, shared = self._limits.get(exchange.tenant), self.shared
+        if limits is None:
             return
-        refusal = limits.enter(self._clock())
+        if shared is None:
+            exchange.limits = limits_headers(limits, self._clock)
+        if exchange.background or _ENTERED in exchange.scope:
+            exchange.add_headers(exchange.scope.get(_ENTERED, ()))
+            return
+        headers: list[tuple[bytes, bytes]] = []
+        if shared is None:
+            refusal = limits.enter(self._clock())
+            leave = limits.leave
+        else:
+            made = await shared.enter(self.get(exchange.tenant), limits)
+            refusal = made if isinstance(made, Refusal) else None
+            if not isinstance(made, Refusal):
+                headers = made[1]
+                leave = partial(shared.leave, made[0], limits)
         if refusal is not None:
             raise self._refused(exchange, refusal)
-        exchange.scope[_ENTERED] = True
-        exchange.held.keep(limits.leave)
+        exchange.scope[_ENTERED] = headers
+        exchange.add_headers(headers)
+        exchange.held.keep(leave)
 
-    def charge(self, exchange: Exchange, asks: Sequence[GenerateAsk]) -> TokenCharge | None:
+    async def charge(self, exchange: Exchange, asks: Sequence[GenerateAsk]) -> TokenCharge | None:
         """Count the tokens that requests may use. Raises ApiError 429, or 400 if they never fit a limit."""
         limits = self._limits.get(exchange.tenant)
         if limits is None:
@@ -237,16 +273,36 @@ class TenantDirectory:
             params = ask.request.params
             output = 0 if ask.request.pooling else (params.max_tokens or 0)
             tokens += len(ask.request.prompt_token_ids) + params.n * output
-        made = limits.charge(tokens, self._clock(), background=exchange.background)
+        made: TokenCharge | Refusal
+        if self.shared is None:
+            made = limits.charge(tokens, self._clock(), background=exchange.background)
+        else:
+            found = await self.shared.charge(
+                self.get(exchange.tenant), limits, tokens, background=exchange.background
+            )
+            made = found if isinstance(found, Refusal) else found[0]
+            if not isinstance(found, Refusal):
+                exchange.add_headers(found[1])
         if isinstance(made, Refusal):
             raise self._refused(exchange, made)
         return made
 
     def settle(self, exchange: Exchange, charge: TokenCharge | None, tokens: int) -> None:
         """Requests that were charged have ended, and used so many tokens."""
-        if charge is not None:
-            self._limits[exchange.tenant].settle(charge, tokens, self._clock())
-            self.save(now=False)
+        if charge is None:
+            return
+        limits = self._limits[exchange.tenant]
+        if self.shared is None:
+            limits.settle(charge, tokens, self._clock())
+        else:
+            self.shared.settle(self.get(exchange.tenant), limits, charge, tokens)
+        self.save(now=False)
+
+    async def stop(self) -> None:
+        """Write what was counted."""
+        self.save()
+        if self.shared is not None:
+            await self.shared.stop()
 
     def _refused(self, exchange: Exchange, refusal: Refusal) -> ApiError:
         self.refused[exchange.tenant, refusal.limit] += 1

@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 
 from quire.engine.usage_ledger import Used
 from quire.server.metrics import ServerMetrics
+from quire.server.tenant_access import TenantDirectory
 
 _USED: tuple[tuple[str, str, Callable[[Used], float]], ...] = (
     ("prompt_tokens", "prompt tokens of requests that started", lambda used: used.prompt),
@@ -38,6 +39,12 @@ def tenant_families(metrics: ServerMetrics, labels: dict[str, str]) -> Iterator[
         for account, count in blocks.items():
             gauge.add_metric([*values, tenants.label(account)], count)
         yield gauge
+    yield from limit_families(tenants, labels)
+
+
+def limit_families(tenants: TenantDirectory, labels: dict[str, str]) -> Iterator[Metric]:
+    """What limits have refused, and whether they are counted with others."""
+    values = list(labels.values())
     refused = CounterMetricFamily(
         "quire_rate_limited_requests", "requests that a limit of their tenant refused",
         labels=[*labels, "tenant", "limit"],
@@ -45,3 +52,20 @@ def tenant_families(metrics: ServerMetrics, labels: dict[str, str]) -> Iterator[
     for (account, limit), count in tenants.refused.items():
         refused.add_metric([*values, tenants.label(account), limit], count)
     yield refused
+    if (shared := tenants.shared) is not None:
+        up = GaugeMetricFamily(
+            "quire_shared_limits_up",
+            "1 while limits are counted with other processes; 0: Redis is away, and each counts its part alone",
+            labels=[*labels],
+        )
+        up.add_metric(values, float(shared.up))
+        alone = CounterMetricFamily(
+            "quire_shared_limits_alone", "decisions about limits without Redis", labels=[*labels]
+        )
+        alone.add_metric(values, shared.alone)
+        lost = CounterMetricFamily(
+            "quire_shared_limits_lost", "changes of counts that Redis was never told of: too many waited for it",
+            labels=[*labels],
+        )  # fmt: skip
+        lost.add_metric(values, shared.lost)
+        yield from (up, alone, lost)

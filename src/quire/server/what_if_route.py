@@ -18,11 +18,13 @@ _SETTINGS, _SEEDS = 16, 10
 
 
 class WhatIfRequest(msgspec.Struct, kw_only=True):
-    """Settings by the names of the server's options, as in `quire whatif`: max_num_seqs, rate, replicas, … `last` keeps
-    the requests of so many seconds, `goodput` has objectives in milliseconds, `seeds` counts simulations of each.
+    """Settings by the names of the server's options, as in `quire whatif`: max_num_seqs, rate, replicas, … With `like`
+    the requests meet another model of this server, as its log has it. `last` keeps the requests of so many seconds,
+    `goodput` has objectives in milliseconds, `seeds` counts simulations of each.
     """
 
-    set: Annotated[dict[str, int | float | str | bool], Meta(min_length=1, max_length=_SETTINGS)]
+    set: Annotated[dict[str, int | float | str | bool], Meta(max_length=_SETTINGS)] = {}
+    like: str | None = None
     last: Annotated[float, Meta(gt=0)] | None = None
     goodput: dict[str, Annotated[float, Meta(gt=0)]] | None = None
     seeds: Annotated[int, Meta(ge=1, le=_SEEDS)] = 3
@@ -52,6 +54,11 @@ async def ask_what_if(context: ServerContext, _: Exchange, body: Body[WhatIfRequ
     for name in asked.goodput or ():
         if name not in OBJECTIVES:
             raise bad_request("goodput", f"goodput: {name!r} is not one of {', '.join(OBJECTIVES)}")
+    if not asked.set and asked.like is None:
+        raise bad_request("set", "set: settings, or a model in like, are needed")
+    other = None if asked.like is None else simulations.engines().get(asked.like)
+    if asked.like is not None and other is None:
+        raise bad_request("like", f"like: this server has no model {asked.like!r} beside others")
     settings = {name: _text(value) for name, value in asked.set.items()}
     question = {
         "set": settings,
@@ -59,7 +66,7 @@ async def ask_what_if(context: ServerContext, _: Exchange, body: Body[WhatIfRequ
         "slo": [f"{name}:{bound}" for name, bound in (asked.goodput or {}).items()],
         "seeds": asked.seeds,
     }
-    answer = await simulations.what_if(context.engine, question)
+    answer = await simulations.what_if(context.engine, question, other)
     answer.pop("seconds")
     return WhatIfBody(set=settings, **answer)
 

@@ -24,7 +24,8 @@ class LogRow(msgspec.Struct, frozen=True, array_like=True):
 
 class Opened(LogRow, frozen=True, tag=1):
     """The first row of a file. `options` are those of the scheduler, `costs` the weights of the cost model, `classes`
-    those of service as an option writes them; `live` are requests that were running when an earlier file was full.
+    those of service as an option writes them; `live` are requests that were running when an earlier file was full;
+    `cpus` the processors that the engine shares with all others, 0 if the CPU times of steps do not tell of it.
     """
 
     at: int
@@ -38,6 +39,7 @@ class Opened(LogRow, frozen=True, tag=1):
     swap: bool = False
     part: int = 0  # how many files of this engine came before
     live: int = 0
+    cpus: int = 0
 
 
 class TokenChain(LogRow, frozen=True):
@@ -90,7 +92,8 @@ class Step(LogRow, frozen=True, tag=4):
     `predicted` microseconds. `rows` has four numbers a row: key, first position, tokens, accepted tokens. `notes` has
     three for each special fact of a row: the row, the fact, its value. `started` has three for each sample that starts
     or resumes: key, tokens found in the cache, seed. `preempted` and `fetching` are keys. `limits`: tokens and
-    sequences that the step could have.
+    sequences that the step could have. A few times a second `others` and `own` have the CPU time of other processes and
+    of this one, in microseconds since the last time; so has `stolen` what a hypervisor gave to other guests.
     """
 
     number: int
@@ -111,6 +114,8 @@ class Step(LogRow, frozen=True, tag=4):
     started: list[int] = []
     preempted: list[int] = []
     fetching: list[int] = []
+    others: int = 0
+    own: int = 0
 
 
 class Ended(LogRow, frozen=True, tag=5):

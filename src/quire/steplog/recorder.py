@@ -22,6 +22,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.core.service_estimates import has_known_length
 from quire.records import dataclass
 from quire.steplog import log_rows as rows
+from quire.steplog.cpu_times import CpuClock
 from quire.steplog.log_files import HEADER, WINDOW_BYTES, LogFile, framed, unframed
 from quire.steplog.log_rows import SAMPLE_BITS, LogRow, TokenChain, encode
 from quire.types import PARAMETERS, FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput
@@ -37,7 +38,6 @@ MEMORY_BYTES = 4 * RING_BYTES + _DIGEST_BYTES * _RING_SHARED
 FILE_MEMORY_BYTES = _DIGEST_BYTES * (_SHARED - _RING_SHARED) + WINDOW_BYTES
 _ACCOUNTS = 4096  # whose order is known
 _COSTS_EVERY = 256  # steps
-_STOLEN_SECONDS = 0.1
 _REASONS = {
     FinishReason.ERROR: rows.FAILED,
     FinishReason.NO_TOKEN: rows.NO_TOKEN,
@@ -90,7 +90,8 @@ class StepFacts(NamedTuple):
 
 
 class Recorder:
-    """The log of an engine of `config`. `prompts`: token ids of prompts and outputs are written into the file."""
+    """The log of an engine of `config`. `prompts`: token ids of prompts and outputs are written into the file. `cpus`
+    are the processors that the engine's process shares with all others, 0 if that is not all that there is to tell."""
 
     def __init__(
         self,
@@ -104,10 +105,11 @@ class Recorder:
         batching: str = "continuous",
         swap: bool = False,
         costs: tuple[float, ...] = (),
+        cpus: int = 0,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._config, self._file, self._prompts = config, file, prompts
-        self._classes, self._model, self.costs = classes, model, costs
+        self._classes, self._model, self.costs, self._cpus = classes, model, costs, cpus
         self._ring: deque[bytes] = deque()
         self._ring_bytes, self._ring_size, self._count = ring_bytes, 0, 0
         self._clock = clock
@@ -120,7 +122,7 @@ class Recorder:
         self._keys: dict[int, int] = {}  # sequences at the worker
         self._next = 0
         self._steps = 0
-        self._stolen = _StolenTime()
+        self._cpu = CpuClock()
         self._drafts = config.max_draft_tokens > 0
         self._planned: deque[_Planned] = deque()  # steps in flight
         self._drafting = _NONE  # of the step that has ended
@@ -132,7 +134,8 @@ class Recorder:
         """A request came; it is not given to the scheduler yet."""
         domain = self._name(request.tenant), self._name(request.namespace), self._name(request.adapter)
         seed = repr((domain, request.soft_tokens)).encode()
-        live = _Live(self._next, seed, request.prompt_token_ids, {i: [] for i in range(request.params.n)})
+        prompt, samples = _parts(request)
+        live = _Live(self._next, seed, prompt, samples)
         self._next += 1
         self._live[request.request_id] = live
         self._alive.update(live.number << SAMPLE_BITS | sample for sample in live.samples)
@@ -143,7 +146,7 @@ class Recorder:
                 number=live.number,
                 request_id=request.request_id,
                 arrival=request.arrival,
-                prompt_tokens=len(request.prompt_token_ids),
+                prompt_tokens=len(prompt),
                 chain=self._prompt_chain(live),
                 params={
                     name: getattr(params, name)
@@ -260,14 +263,14 @@ class Recorder:
         at, scheduled, executed, updated, draft = times
         predicted, blocks, waiting, limits, fetching = facts
         seconds, ended = result.seconds, self._take(events)
+        cpu = self._cpu.since(updated)
         # by position, in the order of the fields: half the time of doing it by name
         self._put(
             rows.Step(
                 out.step, at, scheduled - at, executed - at, updated - at,
                 int(1e6 * seconds.get("forward", 0.0)), int(1e6 * seconds.get("sample", 0.0)), draft // 1000,
-                self._stolen.microseconds(updated) if updated >= self._stolen.due else 0,
-                predicted, blocks, waiting, limits, flat, self._notes(flat, out, result, ended),
-                started, preempted, fetching,
+                cpu.stolen, predicted, blocks, waiting, limits, flat, self._notes(flat, out, result, ended),
+                started, preempted, fetching, cpu.others, cpu.own,
             )
         )  # fmt: skip
         for event, live in ended:
@@ -331,7 +334,7 @@ class Recorder:
         return rows.Opened(
             self._clock(), time.time(), options, self.costs, self._classes, self._prompts, self._model,
             self._batching, self._swap, self._part,
-            len(self._live),
+            len(self._live), self._cpus,
         )  # fmt: skip
 
     def _put(self, row: LogRow, in_file: LogRow | None = None) -> None:
@@ -473,6 +476,15 @@ def _fields(group: Any) -> dict[str, Any]:
     return {field.name: getattr(group, field.name) for field in fields(group)}
 
 
+def _parts(request: Request) -> tuple[Sequence[int], dict[int, list[int]]]:
+    """The prompt, and the output tokens of each sample so far. What is given to an only sample is computed like a part
+    of its prompt, and recorded as one; several have a prompt in common."""
+    prompt, given = request.prompt_token_ids, request.given
+    if len(given) == 1:
+        return [*prompt, *given[0]], {0: []}
+    return prompt, {i: list(given[i]) if given else [] for i in range(request.params.n)}
+
+
 def _traits(request: Request) -> tuple[str, ...]:
     """What replay and explanations have to know."""
     found = {
@@ -493,27 +505,3 @@ def _traits(request: Request) -> tuple[str, ...]:
         ),
     }
     return tuple(name for name, there in found.items() if there)
-
-
-class _StolenTime:
-    """CPU time that a hypervisor gave to others, read a few times a second: it costs a system call."""
-
-    def __init__(self) -> None:
-        self.due, self._last = 0, self._read()
-
-    def microseconds(self, now: int) -> int:
-        """Since the last call that has read it; 0 where it is not known, or between two readings."""
-        if now < self.due:
-            return 0
-        self.due = now + int(_STOLEN_SECONDS * 1e9)
-        before, self._last = self._last, self._read()
-        return max(0, self._last - before) * 10_000  # a hundredth of a second each
-
-    @staticmethod
-    def _read() -> int:
-        try:
-            with open("/proc/stat", "rb") as file:
-                words = file.readline(512).split()
-            return int(words[8])
-        except (OSError, ValueError, IndexError):
-            return 0

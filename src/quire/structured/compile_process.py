@@ -18,7 +18,7 @@ import struct
 import sys
 
 from quire.structured.ask import GrammarError, StructuredOutput
-from quire.structured.compile_bounds import CPU_SECONDS, PROCESS_BYTES
+from quire.structured.compile_bounds import PROCESS_BYTES
 from quire.util.platform import end_with_parent, resident_bytes
 
 # A process that has kept so much makes room for a new one.
@@ -83,7 +83,8 @@ def _lower_priority(apart: bool) -> None:
 
 def main() -> None:
     """Entry point of the process."""
-    fd, parent, apart = map(int, sys.argv[1:])
+    fd, parent, apart = map(int, sys.argv[1:4])
+    seconds = float(sys.argv[4])  # of processor time for a grammar
     end_with_parent(parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Before the limits, which are for what a grammar adds.
@@ -96,7 +97,7 @@ def main() -> None:
         grown = False
         while not grown:
             values = json.loads(receive(sock))
-            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # its signal ends the process
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
             answer = _answer(values)
             signal.setitimer(signal.ITIMER_PROF, 0)
             send(sock, json.dumps(answer).encode())

@@ -299,6 +299,7 @@ class _Process:
             str(theirs.fileno()),
             str(os.getpid()),
             str(int(self._apart)),
+            str(CPU_SECONDS),
         ]
         try:
             with theirs:

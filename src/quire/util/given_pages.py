@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from quire.util.resident import Area
 
 _CACHE = "kv"  # the area of keys and values: nothing is read there before it is written
+_MAP_FIXED = 0x10
 _LINE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r(.).. \S+ \S+ (\d+)")
 
 
@@ -30,6 +32,18 @@ def give_pages(areas: Iterable[Area]) -> int:
             failed = libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
             given += 0 if failed else length
     return given
+
+
+def write_through(fd: int, address: int, size: int) -> Callable[[], None]:
+    """Have pages of this process, which nothing was written to, in a file of that size: what is written there is
+    written to it. Returns what lets those go that are in memory. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    place, length = ctypes.c_void_p(address), ctypes.c_size_t(size)
+    flags = mmap.MAP_SHARED | _MAP_FIXED
+    if libc.mmap(place, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, ctypes.c_long(0)) != address:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return lambda: libc.madvise(place, length, mmap.MADV_DONTNEED)
 
 
 def _within(ranges: list[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ talk to servers that they were given, and all their requests are explicit.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 import time
 from collections.abc import Callable
@@ -18,16 +19,27 @@ from urllib.parse import urlsplit
 import httptools
 
 from quire.records import dataclass
+from quire.routing.addresses import is_server_url
 from quire.types import QuireError
 
 Clock = Callable[[], float]
 SentBody = bytes | tuple[bytes | memoryview, ...]  # of a request: whole, or in parts, none of which is copied
 MAX_BODY_BYTES = 64 << 20  # of an answer that is not a stream
 MAX_HEADER_BYTES = 64 << 10
+_UNREACHABLE = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT, errno.ECONNRESET))
 
 
 class ClientError(QuireError):
-    """A request without a usable answer. The message is one line and starts with the kind of failure."""
+    """A request without a usable answer. The message is one line and starts with the kind of failure. `refused`: nobody
+    listens there any more. `silent`: that, or nothing comes from there; false for what fails on this machine."""
+
+    def __init__(self, message: str, *, refused: bool = False, silent: bool = False) -> None:
+        super().__init__(message)
+        self.refused, self.silent = refused, refused or silent
+
+
+class UnreachedError(ClientError):
+    """No connection: nothing of the request was sent."""
 
 
 def body_size(body: SentBody) -> int:
@@ -73,21 +85,21 @@ def host_of_url(host: str) -> str:
 
 def target(url: str, headers: dict[str, str] | None = None, *, insecure: bool = False) -> Target:
     """Parse the address of a server. A trailing /v1 is dropped, because the routes contain it. Raises ValueError."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError(f"url: {url!r} does not have the form http://host:port")
-    if parts.username or parts.query or parts.fragment:
-        raise ValueError(f"url: {url!r}: must not contain a user, a query or a fragment")
-    try:
-        port = parts.port
-    except ValueError:
-        raise ValueError(f"url: {url!r}: the port is not a number up to 65535") from None
+    whole = url if "://" in url else f"http://{url}"
+    if not is_server_url(whole):
+        raise ValueError(
+            f"url: {url!r} does not have the form http://host:port, without user, query and fragment"
+        )
+    parts = urlsplit(whole)
+    assert parts.hostname is not None
     for name, value in (headers or {}).items():
         if any(ch in name + value for ch in "\r\n\0"):
             raise ValueError(f"header: {name!r} contains a line break")
     tls = parts.scheme == "https"
     base = parts.path.rstrip("/").removesuffix("/v1")
-    return Target(parts.hostname, port or (443 if tls else 80), base, tls, dict(headers or {}), insecure)
+    return Target(
+        parts.hostname, parts.port or (443 if tls else 80), base, tls, dict(headers or {}), insecure
+    )
 
 
 class ClientConnection(asyncio.Protocol):
@@ -209,6 +221,10 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def give_up(self, why: str) -> None:
+        """Hang up, and fail the request in progress."""
+        self._fail(why)
+
     def _reset(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._headers: dict[str, str] = {}
@@ -240,6 +256,7 @@ class Client:
         self.clock = clock
         self.opened = 0
         self._idle: list[ClientConnection] = []
+        self._address: tuple[str, int] | None = None  # of the last connection, whose name is resolved
         self._connect_timeout = connect_timeout
         self._tls = _tls(server, authorities)
 
@@ -249,10 +266,10 @@ class Client:
         """Send JSON. Raises ClientError if the answer is incomplete; the exchange judges its status."""
         await self.request(self._head("POST", path, len(body)), body, exchange, sent)
 
-    async def get(self, path: str) -> tuple[int, bytes]:
+    async def get(self, path: str, sent: Callable[[float], None] = lambda _at: None) -> tuple[int, bytes]:
         """Get status and body. Raises ClientError."""
         answer = Whole()
-        await self.request(self._head("GET", path, 0), b"", answer)
+        await self.request(self._head("GET", path, 0), b"", answer, sent)
         return answer.status, answer.body
 
     async def close(self) -> None:
@@ -272,7 +289,7 @@ class Client:
     ) -> None:
         """Send a request with a head of the caller's, and wait for the end of its answer. `taken` gets the connection.
 
-        Raises ClientError if the answer is incomplete.
+        Raises ClientError if the answer is incomplete, UnreachedError if nothing was sent.
         """
         connection = self._kept() or await self._open()
         taken(connection)
@@ -283,11 +300,35 @@ class Client:
             # the request runs on. If the answer had begun, the server saw the request.
             if not connection.answers or connection.bytes_received:
                 raise
-            connection = await self._open()
+            try:
+                connection = await self._open()
+            except UnreachedError as error:
+                raise ClientError(
+                    str(error), refused=error.refused, silent=error.silent
+                ) from None  # the first may have brought it
             taken(connection)
             await connection.send(head, body, exchange, sent)
         if connection.usable:
             self._idle.append(connection)
+
+    async def handshake(self, seconds: float) -> float:
+        """How long it takes to connect, without TLS and without a request: the shorter of two times, less what this
+        loop is late. Raises UnreachedError, also if it takes longer than so many seconds."""
+        loop, took = asyncio.get_running_loop(), float("inf")
+        host, port = self._address or (self.server.host, self.server.port)
+        try:
+            async with asyncio.timeout(seconds):
+                for _ in range(2):
+                    began = self.clock()
+                    transport, _ = await loop.create_connection(asyncio.Protocol, host, port)
+                    made = self.clock()
+                    transport.close()
+                    await asyncio.sleep(0)
+                    late = self.clock() - made
+                    took = min(took, max(made - began - 2 * late, 0.0))
+        except (OSError, UnicodeError, TimeoutError) as error:
+            raise UnreachedError(f"connect: {self.server.authority}: {error}") from None
+        return took
 
     def _kept(self) -> ClientConnection | None:
         while self._idle:
@@ -300,17 +341,23 @@ class Client:
         loop, server = asyncio.get_running_loop(), self.server
         try:
             async with asyncio.timeout(self._connect_timeout):
-                _, connection = await loop.create_connection(
+                transport, connection = await loop.create_connection(
                     lambda: ClientConnection(self.clock), server.host, server.port, ssl=self._tls
                 )
         except TimeoutError:
-            raise ClientError(
-                f"connect: no answer from {server.authority} within {self._connect_timeout:g} s"
+            raise UnreachedError(
+                f"connect: no answer from {server.authority} within {self._connect_timeout:g} s",
+                silent=True,
             ) from None
         except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have, such as a..b
             why = getattr(error, "strerror", None) or error
-            raise ClientError(f"connect: {server.authority}: {why}") from None
+            refused = isinstance(error, ConnectionRefusedError)
+            silent = getattr(error, "errno", None) in _UNREACHABLE
+            raise UnreachedError(
+                f"connect: {server.authority}: {why}", refused=refused, silent=silent
+            ) from None
         self.opened += 1
+        self._address = (transport.get_extra_info("peername") or (server.host, server.port))[:2]
         return connection
 
     def _head(self, method: str, path: str, length: int) -> bytes:

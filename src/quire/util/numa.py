@@ -67,6 +67,14 @@ def near(nodes: Sequence[MemoryNode], processes: int) -> list[frozenset[int]]:
     return [_ANYWHERE.union(*(node.cores for node in nodes[first:stop])) for first, stop in pairwise(bounds)]
 
 
+def rank_cores(ranks: int, hosts: int = 1) -> list[frozenset[int]]:
+    """Processors of each of several ranks, as many of which are on each of `hosts` like this one; see `near`. None for
+    no ranks, which is what a model of one has."""
+    if not ranks:
+        return []
+    return near(memory_nodes(), ranks // hosts) * hosts
+
+
 def stay_on(cores: Collection[int]) -> None:
     """Have the calling thread, and what it starts, run on these processors only; anywhere if there are none."""
     if cores:

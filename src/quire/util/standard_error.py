@@ -39,7 +39,8 @@ class Writer:
     def write(self, text: str) -> None:
         """Write text, or as much as is read in time; nothing if the stream is closed."""
         if self._fd < 0:
-            sys.stderr.write(text)
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+                sys.stderr.write(text)
             return
         data = text.encode("utf-8", "backslashreplace")
         with contextlib.suppress(OSError):

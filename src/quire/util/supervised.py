@@ -1,4 +1,5 @@
-"""Processes that are kept running: one that ends is started again, after a pause that grows while it keeps ending."""
+"""Processes that are kept running: one that ends, or answers no more, is started again, after a pause that grows while
+that goes on."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 PAUSES = (0.5, 30.0)  # seconds before it is started again: first, and at most
 STEADY = 30.0  # seconds up after which the next pause is the first again
+_ASKED = 5.0  # seconds between two questions once it works
+_MISSED = 3  # questions without an answer, at least, before it is ended
 _LOOK = 0.1  # seconds between two looks whether it works
 _LINE = 2**16  # bytes of the longest line of its output
 _LAST = 3  # lines of its output that are remembered
@@ -21,8 +24,10 @@ _LAST_WORDS = 1.0  # seconds in which its output must end with it
 class Supervised:
     """A process that is started by `run` and again whenever it ends, until `end`.
 
-    `ready` says whether it works; `say` gets its name and each line of its output; `changed` is called with each change
-    of `state`: waiting, starting, up, pausing (before another start), ended, or failed: it never was up.
+    `ready` says whether it works; `answers`, once it works, whether it gives any answer: after `hung` seconds without
+    one it is killed, and so started again (0: never). `say` gets its name and each line of its output; `changed` is
+    called with each change of `state`: waiting, starting, up, pausing (before another start), ended, or failed: it
+    never was up.
     """
 
     def __init__(
@@ -32,8 +37,11 @@ class Supervised:
         ready: Callable[[], Awaitable[bool]],
         say: Callable[[str, str], None],
         changed: Callable[[], None],
+        answers: Callable[[], Awaitable[bool]] | None = None,
+        hung: float = 0.0,
     ) -> None:
         self.name, self._command = name, command
+        self._answers, self._hung = answers, hung
         self._ready, self._say, self._changed = ready, say, changed
         self.state, self.restarts, self.since = "waiting", 0, time.time()
         self.pid: int | None = None
@@ -41,6 +49,7 @@ class Supervised:
         self.last: deque[str] = deque(maxlen=_LAST)  # lines of its output
         self.settled = asyncio.Event()  # it was up, or has failed
         self._ending = asyncio.Event()
+        self._killed = ""  # why this process ended it
         self._unasked = False  # `ready` failed in a way that is not a connection's
         self._readers: set[asyncio.Task[None]] = set()
 
@@ -57,7 +66,8 @@ class Supervised:
             self.restarts += 1
             self._become("pausing")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._ending.wait()
             pause = min(2 * pause, PAUSES[1])
         self._become("ended" if self._ending.is_set() else "failed")
         self.settled.set()
@@ -95,25 +105,49 @@ class Supervised:
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
         ended = asyncio.create_task(process.wait())
-        while not ended.done():
-            if not up_at and await self._works():
+        while not ended.done() and not up_at:
+            if await self._works(self._ready):
                 up_at = time.monotonic()
                 self._become("up")
                 self.settled.set()
-            await asyncio.wait([ended], timeout=None if up_at else _LOOK)
+            else:
+                await asyncio.wait([ended], timeout=_LOOK)
+        self._killed = ""
+        await self._watch(ended)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # whatever it has left behind
         await asyncio.wait([reader], timeout=_LAST_WORDS)
         code = ended.result()
         self.pid = None
         self.why = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        self.why = self._killed or self.why
         if not self._ending.is_set():
             self._say(self.name, f"quire: it {self.why}")
         return time.monotonic() - up_at if up_at else 0.0
 
-    async def _works(self) -> bool:
+    async def _watch(self, ended: asyncio.Task[int]) -> None:
+        """Wait until a process that works ends; end it if it answers no more. One that has to end has time for that,
+        and what it answers meanwhile does not matter."""
+        if self._answers is None or not self._hung:
+            await asyncio.wait([ended])
+            return
+        last, missed = time.monotonic(), 0
+        while not ended.done():
+            await asyncio.wait([ended], timeout=min(_ASKED, self._hung / (_MISSED + 1)))
+            if ended.done() or self._ending.is_set():
+                continue
+            asked = time.monotonic()
+            if await self._works(self._answers):
+                last, missed = asked, 0
+                continue
+            missed += 1
+            if missed >= _MISSED and time.monotonic() - last >= self._hung and not self._ending.is_set():
+                self._killed = f"gave no answer for {time.monotonic() - last:.0f} s, and was ended"
+                self._signal(signal.SIGKILL)
+
+    async def _works(self, question: Callable[[], Awaitable[bool]]) -> bool:
         try:
-            return await self._ready()
+            return await question()
         except OSError:
             return False
         except Exception as error:  # whatever it is, the process has to be looked after

@@ -120,15 +120,15 @@ class BlockTiers:
 
     def comes(self, block: int, name: Name) -> bool:
         if self.ram is not None and self.ram.holds(name):
-            return False
+            return self.ram.comes(block, name)
         having = [each for each in self.kept if each.holds(name)]
         min(having or self.kept, key=lambda each: each.copy_seconds).read(block, name)
         return True
 
-    def arrived(self) -> Sequence[tuple[int, U8 | None]]:
+    def arrived(self, most: int) -> Sequence[tuple[int, U8 | None]]:
         """Of one of `kept` alone, so that what a step copies has the same bound however many there are."""
         for offset in range(len(self.kept)):
-            found = self.kept[(self._turn + offset) % len(self.kept)].arrived()
+            found = self.kept[(self._turn + offset) % len(self.kept)].arrived(most)
             if found:
                 self._turn += offset + 1
                 return found

@@ -1,8 +1,9 @@
 """Which experts change places, so that ranks that hold whole ones have about equal work.
 
-As EPLB of DeepSeek-V3 (github.com/deepseek-ai/EPLB), without copies of experts: every rank keeps as many experts as it
-had, so no weights are added to the plan of memory. Loads are pairs of (token, expert), older ones counting less. Two
-experts change at a time, between steps, in a small share of their time.
+As EPLB of DeepSeek-V3 (github.com/deepseek-ai/EPLB): places beyond the experts have copies of the busiest ones, and all
+are spread so that ranks have equal loads. Every rank keeps as many places as it had. Loads are pairs of (token,
+expert), older ones counting less. One expert is copied, or two change, at a time, between steps, in a small share of
+their time.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -54,6 +55,35 @@ def exchanges(pairs: I64, ranks: int) -> Iterator[tuple[int, int]]:
         yield found
 
 
+def copies(pairs: I64, placed: Sequence[int], ranks: int) -> Iterator[tuple[int, int]]:
+    """Places from which experts should be copied and those where to, one after the other, for `pairs` by place.
+
+    The expert that is busiest at each of its places gets one more, of the expert that can spare one best, until that
+    is not much better. It is one on a rank with the fewest copies of it.
+    """
+    at = np.array(placed)
+    loads, count = np.bincount(at, weights=pairs), np.bincount(at)
+    owner = np.repeat(range(ranks), [even_share(len(at), ranks, rank).count for rank in range(ranks)])
+    while True:
+        busy = int((loads / count).argmax())
+        left = np.where(count > 1, loads / np.maximum(count - 1, 1), np.inf)  # at each place with one less
+        left[busy] = np.inf
+        idle = int(left.argmin())
+        if not loads[busy] / count[busy] - left[idle] >= max(1.0, _GAIN * loads.mean()):
+            return
+        held = np.bincount(owner[at == busy], minlength=ranks)
+        to = min(np.flatnonzero(at == idle).tolist(), key=lambda place: held[owner[place]])
+        yield int(np.flatnonzero(at == busy)[0]), to
+        at[to] = busy
+        count[busy], count[idle] = count[busy] + 1, count[idle] - 1
+
+
+def divided(pairs: I64, before: Sequence[int], after: Sequence[int]) -> I64:
+    """Pairs by place once these experts are there: those of an expert are divided among its places."""
+    found: I64 = (_by_expert(pairs, before) // np.bincount(after))[[*after]]
+    return found
+
+
 class HasExperts(Protocol):
     """An executor."""
 
@@ -71,15 +101,15 @@ class ExpertBalance:
             layer: np.zeros_like(pairs) for layer, pairs in executor.experts.take_pairs().items()
         }
         self.pairs = [0] * self.ranks  # of each rank, so far
-        self.moved = 0  # exchanges
+        self.moved = 0  # exchanges, and copies that were made
         self.ratios: dict[str, float] = {}  # of the busiest expert, and of the busiest rank, to their mean
         self._steps = 0
         self._unseen: deque[int] = deque()  # layers whose loads are new
-        self._due: deque[tuple[int, int, int]] = deque()
+        self._due: deque[tuple[Literal["swap", "copy"], int, int, int]] = deque()
         self._began, self._credit, self._cost = time.monotonic(), 0.0, 0.0
 
     def step(self) -> None:
-        """Look at the loads now and then, and let two experts change if that is due."""
+        """Look at the loads now and then, and let two experts change, or copy one, if that is due."""
         if not self._loads:
             return
         self._steps += 1
@@ -91,7 +121,7 @@ class ExpertBalance:
         if self._due:
             self._credit += _SHARE * min(now - self._began, _LONG)
             if self._credit >= self._cost:
-                self._exchange(*self._due.popleft())
+                self._move(*self._due.popleft())
                 self._cost = time.monotonic() - now
                 self._credit = 0.0
         self._began = now
@@ -107,26 +137,43 @@ class ExpertBalance:
             self._unseen = deque(self._loads)
 
     def _choose(self, layer: int) -> None:
-        pairs = self._loads[layer]
-        if pairs.sum() >= _ENOUGH * len(pairs):
-            self._due.extend((layer, *places) for places in exchanges(pairs, self.ranks))
+        pairs, placed = self._loads[layer], [*self._executor.experts.placed[layer]]
+        if pairs.sum() < _ENOUGH * len(pairs):
+            return
+        for one, other in copies(pairs, placed, self.ranks):
+            self._due.append(("copy", layer, one, other))
+            placed[other] = placed[one]
+        if self._due:
+            pairs = divided(pairs, self._executor.experts.placed[layer], placed)
+        self._due.extend(("swap", layer, *places) for places in exchanges(pairs, self.ranks))
 
-    def _exchange(self, layer: int, one: int, other: int) -> None:
-        self._executor.experts.swap(layer, one, other)
-        pairs = self._loads[layer]
-        pairs[[one, other]] = pairs[[other, one]]
+    def _move(self, how: Literal["swap", "copy"], layer: int, one: int, other: int) -> None:
+        experts = self._executor.experts
+        before = [*experts.placed[layer]]
+        (experts.swap if how == "swap" else experts.copy)(layer, one, other)
+        self._loads[layer] = divided(self._loads[layer], before, experts.placed[layer])
         self.moved += 1
 
     def _ratios(self) -> dict[str, float]:
         busy = [pairs for pairs in self._loads.values() if pairs.any()]
         if not busy:
             return {}
-        found = {"expert": _ratio(busy)}
+        placed = self._executor.experts.placed
+        found = {
+            "expert": _ratio(
+                [_by_expert(pairs, placed[layer]) for layer, pairs in self._loads.items() if pairs.any()]
+            )
+        }
         return (
             found | {"rank": _ratio([rank_loads(pairs, self.ranks) for pairs in busy])}
             if self.ranks > 1
             else found
         )
+
+
+def _by_expert(pairs: I64, placed: Sequence[int]) -> I64:
+    found: I64 = np.bincount(placed, weights=pairs).astype(np.int64)
+    return found
 
 
 def _ratio(loads: Sequence[Sequence[int] | I64]) -> float:

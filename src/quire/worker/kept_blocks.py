@@ -133,13 +133,14 @@ class KeptBlocks(ABC):
         """Begin to read a content for a block of the cache; `arrived` says when it is there."""
         self._reads.put((block, name))
 
-    def arrived(self) -> Sequence[tuple[int, U8 | None]]:
-        """Blocks whose content has come, or None for those that were lost. Valid until the next call."""
+    def arrived(self, most: int) -> Sequence[tuple[int, U8 | None]]:
+        """Blocks whose content has come, at most so many, or None for those that were lost. Valid until the next
+        call."""
         for content in self._lent:
             self._buffers.put(content)
         found: list[tuple[int, U8 | None]] = []
         with contextlib.suppress(queue.Empty):
-            while len(found) < self._most_reads:
+            while len(found) < min(most, self._most_reads):
                 found.append(self._arrived.get_nowait())
         self._lent = [content for _, content in found if content is not None]
         return found
@@ -162,7 +163,7 @@ class KeptBlocks(ABC):
             self._reads.put(None)
         for thread in self._threads:
             while thread.is_alive():
-                self.arrived()  # a reader may wait for a buffer
+                self.arrived(self._most_reads)  # a reader may wait for a buffer
                 thread.join(0.01)
         self._closed()
 

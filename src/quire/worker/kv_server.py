@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import ssl
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -17,10 +18,24 @@ from collections.abc import Iterator
 from operator import itemgetter
 
 from quire.core.tier import Name
-from quire.worker.content_sums import SUM_BYTES
-from quire.worker.kv_wire import LISTED, NAME, Frame, Kind, Peer, WireError, offer, sums_with
+from quire.worker.content_sums import SUM_BYTES, ContentSums
+from quire.worker.kv_wire import (
+    HELLO_SECONDS,
+    LISTED,
+    NAME,
+    UNANSWERED,
+    Frame,
+    Kind,
+    Peer,
+    WireError,
+    offer,
+    sums_with,
+)
+from quire.worker.nixl_area import NixlArea
+from quire.worker.shared_area import pass_area, passed_area
 
 MOST_CONNECTIONS = 64
+MOST_AGENTS = 12  # of NIXL, three for each engine
 MOST_LAYOUTS = 64
 ENTRY_BYTES = 1024  # of a block, besides its content
 _IDLE_SECONDS = 60.0  # an engine asks every two
@@ -162,13 +177,20 @@ class BlockShelf:
 
 
 class KvServer:
-    """Serves a shelf to those who have the key, each in a thread, at most MOST_CONNECTIONS."""
+    """Serves a shelf to those who have the key, each in a thread, at most MOST_CONNECTIONS; over TLS if there is
+    `tls`, and with `nixl` through NIXL for engines that want it."""
 
-    def __init__(self, shelf: BlockShelf, key: bytes, listener: socket.socket) -> None:
-        self.shelf, self._key, self._listener = shelf, key, listener
+    def __init__(
+        self, shelf: BlockShelf, key: bytes, listener: socket.socket, tls: ssl.SSLContext | None = None, *,
+        nixl: bool = False,
+    ) -> None:  # fmt: skip
+        self.shelf, self._key, self._listener, self._tls = shelf, key, listener, tls
+        self._nixl = nixl
         self.refused = 0  # connections without the key, of another layout, or that said something wrong
         self._epoch = os.urandom(8)
         self._open: set[socket.socket] = set()
+        self._agents: set[Peer] = set()  # connections with one of NIXL
+        self._ended = False
         self._lock = threading.Lock()
 
     @property
@@ -184,10 +206,10 @@ class KvServer:
             except OSError:
                 return
             with self._lock:
-                full = len(self._open) >= MOST_CONNECTIONS
-                if not full:
+                refused = self._ended or len(self._open) >= MOST_CONNECTIONS
+                if not refused:
                     self._open.add(sock)
-            if full:
+            if refused:  # also one that was accepted just before the end
                 sock.close()
                 continue
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
@@ -198,18 +220,28 @@ class KvServer:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self._lock:
+            self._ended = True
             for sock in self._open:
                 with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)  # that of TLS is not for two threads
 
     def _serve(self, sock: socket.socket) -> None:
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            shelf = self.shelf
-            peer, fingerprint, size = offer(sock, self._key, self._epoch, shelf.admit)
-            while True:
-                self._answer(peer, fingerprint, size)
-        except WireError:
+            sock = self._secured(sock)
+            peer, fingerprint, size = offer(sock, self._key, self._epoch, self.shelf.admit)
+            with contextlib.closing(peer):
+                if sock.family == socket.AF_UNIX:
+                    theirs = passed_area(sock, size, UNANSWERED, HELLO_SECONDS)
+                    peer.areas = pass_area(sock, size, 1, HELLO_SECONDS), theirs
+                else:
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                try:
+                    while True:
+                        self._answer(peer, fingerprint, size)
+                finally:
+                    with self._lock:
+                        self._agents.discard(peer)
+        except (WireError, ssl.SSLError):
             self.refused += 1
         except OSError:
             pass  # the engine has left
@@ -217,6 +249,27 @@ class KvServer:
             with self._lock:
                 self._open.discard(sock)
             sock.close()
+
+    def _secured(self, sock: socket.socket) -> socket.socket:
+        """The connection to use: TLS over this one, which is ended in its place. Raises OSError."""
+        if self._tls is None:
+            return sock
+        made = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        with self._lock:
+            self._open.remove(sock)
+            self._open.add(made)
+            ended = self._ended
+        try:
+            if ended:
+                raise ConnectionError("the server has ended")
+            made.settimeout(HELLO_SECONDS)
+            made.do_handshake()
+        except BaseException:
+            with self._lock:
+                self._open.discard(made)
+            made.close()
+            raise
+        return made
 
     def _answer(self, peer: Peer, fingerprint: bytes, size: int) -> None:
         """Answer a request. Raises OSError, WireError for one that is wrong."""
@@ -229,6 +282,8 @@ class KvServer:
                 if found is not None:
                     answer = Frame(Kind.CONTENT, *name, 0, size, found.sum)
                 peer.send(answer, memoryview(content), seconds=_FRAME_SECONDS)
+            return
+        if frame.kind is Kind.AREA:
             return
         names, number = b"", 0
         if frame.kind is Kind.LIST:
@@ -243,13 +298,35 @@ class KvServer:
             Frame(Kind.DONE, number=number, length=len(names), sum=check), names, seconds=_FRAME_SECONDS
         )
 
+    def _use_nixl(self, peer: Peer, frame: Frame, metadata: bytes, sums: ContentSums, size: int) -> None:
+        """Contents of blocks go through NIXL from now on. Raises OSError, and WireError if all agents are in use."""
+        with self._lock:
+            if len(self._agents) == MOST_AGENTS:
+                raise WireError(f"all {MOST_AGENTS} agents of NIXL are in use")
+            self._agents.add(peer)
+        area = NixlArea(size, 1)
+        try:
+            area.connect(metadata, frame.number, max(1, frame.group))
+            said = area.metadata
+            answer = Frame(Kind.AREA, group=1, number=area.address, length=len(said),
+                           sum=sums.of(bytes(NAME.size), said))  # fmt: skip
+            peer.send(answer, said, seconds=HELLO_SECONDS)
+        except BaseException:
+            area.close()
+            raise
+        peer.areas = area, area
+
     def _request(self, peer: Peer, fingerprint: bytes, size: int) -> Frame:
         """The next request; a content that comes with it is kept. Raises OSError, WireError for one that is wrong."""
         shelf, coming = self.shelf, bytearray()
         reserved = 0
+        sums = sums_with(self._key, fingerprint)
 
         def room(frame: Frame) -> memoryview | None:
             nonlocal coming, reserved
+            if frame.kind is Kind.AREA and self._nixl and peer.areas is None:
+                coming = bytearray(frame.length)  # of MOST_METADATA or the size of a block at most
+                return memoryview(coming)
             if frame.kind is not Kind.PUT or frame.length != size:
                 return None
             coming, reserved = shelf.reserve(size), size
@@ -258,11 +335,14 @@ class KvServer:
         try:
             frame = peer.receive(room, seconds=_FRAME_SECONDS, idle=_IDLE_SECONDS)
             if frame.kind is Kind.PUT:
-                sums = sums_with(self._key, fingerprint)
                 if not reserved or not sums.fits(NAME.pack(frame.digest, frame.group), coming, frame.sum):
                     raise WireError("a content does not fit its sum")
                 reserved = 0
                 shelf.put(fingerprint, (frame.digest, frame.group), frame.sum, coming)
+            elif frame.kind is Kind.AREA:
+                if not coming or not sums.fits(bytes(NAME.size), coming, frame.sum):
+                    raise WireError("metadata that do not fit their sum")
+                self._use_nixl(peer, frame, bytes(coming), sums, size)
         finally:
             if reserved:
                 shelf.release(reserved)

@@ -8,6 +8,7 @@
 Proofs are HMACs of all that was said, with the key and the name of the side. A frame's mac covers its head, its place
 in the stream and its direction, with a key of the session; the head has the sum of the content. So nothing can be
 changed, left out, repeated or put in by whoever has not the key. What is sent is no secret: blocks are in plain text.
+Over a Unix socket both sides then pass an area of memory (worker.shared_area), and contents of blocks go through these.
 
 The sum of a content (worker.content_sums) is keyed with the shared key and the fingerprint, and covers its name: it is
 made where the block was computed, stored with it, and checked by the server when it comes and by each engine that reads
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from functools import lru_cache
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from quire.worker.content_sums import ContentSums
 
@@ -39,12 +40,14 @@ _HEAD = struct.Struct("<B16sQQQ16s")
 _MAC = 16
 ADMITTED, REFUSED_LAYOUT = 1, 2
 LISTED = 4096  # names in an answer to LIST
+MOST_METADATA = 2**16  # bytes, of an agent of NIXL
+UNANSWERED = 4  # blocks that are sent before the server has answered for the first of them
 NAME = struct.Struct("<16sQ")
 
 
 class Kind(IntEnum):
-    """What a frame is. Requests: PUT (a content), GET, DROP, LIST (the names kept after `number`); the rest are
-    answers."""
+    """What a frame is. Requests: PUT (a content), GET, DROP, LIST (the names kept after `number`), AREA (contents of
+    blocks go through NIXL from now on: metadata, `group` slots at address `number`); the rest are answers."""
 
     PUT = 1
     GET = 2
@@ -53,10 +56,18 @@ class Kind(IntEnum):
     CONTENT = 5  # of the block that was asked for
     MISSING = 6
     DONE = 7  # with the number of the latest name that it tells
+    AREA = 8  # also the answer to one, with those of the server
+
+
+_OF_BLOCKS = frozenset((Kind.PUT, Kind.CONTENT))
 
 
 class WireError(OSError):
     """The other side is not what it should be, or said something wrong."""
+
+
+class OldConnectionError(WireError):
+    """A call failed on a connection from before an outage that is over: it says nothing of the server as it is now."""
 
 
 class Frame(NamedTuple):
@@ -76,11 +87,23 @@ def sums_with(key: bytes, fingerprint: bytes) -> ContentSums:
     return ContentSums(hmac.digest(key, b"sums" + fingerprint, "sha256"))
 
 
+class ContentArea(Protocol):
+    """Where contents of blocks go past the connection, in order. Both may raise OSError."""
+
+    def put(self, content: bytes | bytearray | memoryview, /) -> None: ...
+
+    def take(self, room: memoryview, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Peer:
-    """One side of an authenticated connection. `most`: bytes of the longest content that may come."""
+    """One side of an authenticated connection. `most`: bytes of the longest content that may come. `areas`: ours and
+    theirs, through which contents of blocks go; None: over the connection."""
 
     def __init__(self, sock: socket.socket, session: bytes, *, server: bool, most: int) -> None:
         self._sock, self._most = sock, most
+        self.areas: tuple[ContentArea, ContentArea] | None = None
         ours, theirs = (b"server", b"client") if server else (b"client", b"server")
         self._keys = hmac.digest(session, ours, "sha256"), hmac.digest(session, theirs, "sha256")
         self._sent = self._read = 0
@@ -91,6 +114,9 @@ class Peer:
         head = _HEAD.pack(*frame)
         mac = _mac(self._keys[0], self._sent, head)
         self._sent += 1
+        if self.areas is not None and frame.kind in _OF_BLOCKS:
+            self.areas[0].put(content)
+            content = b""
         self._sock.sendall(head + mac)
         if content:
             self._sock.sendall(content)
@@ -120,8 +146,18 @@ class Peer:
         if length:
             if room is None or len(room) != length:
                 raise WireError(f"a content of {length} bytes is of the wrong size")
-            read_into(self._sock, room, until)
+            if self.areas is not None and frame.kind in _OF_BLOCKS:
+                self.areas[1].take(room)
+            else:
+                read_into(self._sock, room, until)
         return frame
+
+    def close(self) -> None:
+        """Give back the areas, and end the connection."""
+        self._sock.close()
+        for area in self.areas or ():
+            area.close()
+        self.areas = None
 
 
 def offer(
@@ -143,7 +179,7 @@ def offer(
     if verdict[0] != ADMITTED:
         raise WireError(f"a client whose blocks of {size} bytes are of another layout")
     session = hmac.digest(key, b"session" + told, "sha256")
-    return Peer(sock, session, server=True, most=size), fingerprint, size
+    return Peer(sock, session, server=True, most=max(size, MOST_METADATA)), fingerprint, size
 
 
 def ask(sock: socket.socket, key: bytes, fingerprint: bytes, size: int) -> tuple[Peer, bytes]:
@@ -163,7 +199,7 @@ def ask(sock: socket.socket, key: bytes, fingerprint: bytes, size: int) -> tuple
         raise WireError("it has not the key")
     if verdict[0] != ADMITTED:
         raise WireError(f"it keeps no blocks of {size} bytes of this model")
-    most = max(size, LISTED * NAME.size)
+    most = max(size, LISTED * NAME.size, MOST_METADATA)
     return Peer(sock, hmac.digest(key, b"session" + told, "sha256"), server=False, most=most), epoch
 
 

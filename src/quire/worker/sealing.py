@@ -1,8 +1,8 @@
-"""Encryption of KV blocks in a file: AES-256-GCM with a key that is given, by the package cryptography.
+"""Encryption of KV blocks outside of memory: AES-256-GCM with a key that is given, by the package cryptography.
 
-The tag of a block stands in place of its check sum, and covers its name and place in the order. Names in the file are
-hashes with the key, too: whoever has the file and guesses a prompt cannot see whether it was there. A nonce is 12
-random bytes: with one key, 2^32 blocks can be written before an equal pair is as likely as 2^-33.
+The tag of a block stands in place of its check sum, and covers its name and place in the order. Names are hashes with
+the key, too: whoever has the file and guesses a prompt cannot see whether it was there. A nonce is 12 random bytes:
+with one key, 2^32 blocks can be written before an equal pair is as likely as 2^-33.
 """
 
 from __future__ import annotations
@@ -21,26 +21,24 @@ class Sealing:
     """Seals and opens contents of `block_bytes` bytes. Calls may come from several threads. Raises QuireError without
     the package."""
 
-    def __init__(self, key: bytes, fingerprint: bytes, block_bytes: int) -> None:
+    def __init__(self, key: bytes, fingerprint: bytes, block_bytes: int, option: str = "disk-key") -> None:
         try:
             from cryptography.exceptions import InvalidTag
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError:
             raise QuireError(
-                "kv_tiers: disk-key needs the package cryptography: pip install 'quire-llm[kv-encryption]'"
+                f"kv_tiers: {option} needs the package cryptography: pip install 'quire-llm[kv-encryption]'"
             ) from None
         self._invalid: type[Exception] = InvalidTag
         whole = blake2b(key).digest()  # of any length
         self._cipher: Any = AESGCM(_derived(whole, b"content", fingerprint))
         self._names = _derived(whole, b"names", fingerprint)
-        self.mark = _derived(whole, b"mark", fingerprint)[
-            :16
-        ]  # by which a file with another key is recognised
+        self.mark = _derived(whole, b"mark", fingerprint)[:16]  # by which what has another key is recognised
         self._size = block_bytes
         self._local = threading.local()
 
     def name(self, digest: bytes) -> bytes:
-        """What stands for a digest in the file."""
+        """What stands for a digest."""
         return blake2b(digest, digest_size=16, key=self._names).digest()
 
     def seal(self, content: memoryview, further: bytes) -> tuple[bytes, memoryview, bytes]:

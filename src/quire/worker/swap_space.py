@@ -51,6 +51,7 @@ class SwapSpace:
             self._memory.madvise(mmap.MADV_NOHUGEPAGE)
         self._content: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8).reshape(most, self._pitch)
         self._places: OrderedDict[Name, int] = OrderedDict()  # least recently used first
+        self._awaited: set[Name] = set()  # blocks with a place, whose content was not put yet
         self._free: list[int] = []  # places without a block whose memory was touched
         self._bare: list[int] = []  # those whose memory was given back
         self._first_new = 0  # places from here on were never used
@@ -113,6 +114,7 @@ class SwapSpace:
                 return False
             place = self._places.popitem(last=False)[1]
         self._places[name] = place
+        self._awaited.add(name)
         return True
 
     def _empty_place(self) -> int | None:
@@ -133,6 +135,7 @@ class SwapSpace:
 
     def put(self, name: Name, content: NDArray[np.uint8]) -> None:
         """Store a content, unless its place was given away since it was asked for."""
+        self._awaited.discard(name)
         place = self._places.get(name)
         if place is not None:
             start = time.perf_counter()
@@ -141,16 +144,18 @@ class SwapSpace:
             self.blocks_out += 1
 
     def comes(self, block: int, name: Name) -> bool:  # noqa: ARG002
-        """A content is there or not: nothing comes later."""
+        """A content is there or not: nothing comes later. It counts as used now: `get` may have to wait."""
+        if name in self._places:
+            self._places.move_to_end(name)
         return False
 
-    def arrived(self) -> tuple[()]:
+    def arrived(self, most: int) -> tuple[()]:  # noqa: ARG002
         return ()
 
     def get(self, name: Name) -> NDArray[np.uint8] | None:
-        """A content; None if it is not kept any more. Valid until the next `put`."""
+        """A content; None if it is not kept any more, or not yet. Valid until the next `put`."""
         place = self._places.get(name)
-        if place is None:
+        if place is None or name in self._awaited:
             return None
         self._places.move_to_end(name)
         self.blocks_in += 1

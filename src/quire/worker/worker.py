@@ -6,15 +6,14 @@ were known before the step and are needed when sampling starts.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 
-from quire.cache_kinds import Move
-from quire.core.tier import Name
 from quire.executor.base import (
     F32,
     I32,
@@ -36,6 +35,7 @@ from quire.executor.plans import PlanCounts, StepSize, decode_sizes
 from quire.logprobs import LogprobTable
 from quire.records import dataclass
 from quire.types import FinishReason, ScheduledSeq, SchedulerOutput, StepOutput
+from quire.worker.block_moves import BlockMoves, BlockStore
 from quire.worker.expert_balance import ExpertBalance
 from quire.worker.proposals import Proposals
 from quire.worker.slots import EmbeddingStore, Filled, Slots, fill_rows, soft_rows
@@ -44,22 +44,6 @@ from quire.worker.trees import PlantedTree, StepBranches
 # Tokens that sequences may sample, by sequence id: a line of bits (see Bitmask) for each position whose logits the row
 # wants. A sequence that is not named may sample every token.
 Masks = Mapping[int, I32]
-
-
-class BlockStore(Protocol):
-    """Contents of blocks outside of the executor, by their names: the worker's side of a tier."""
-
-    def put(self, name: Name, content: U8) -> None:
-        """Store a content; the store owns it from now on."""
-
-    def comes(self, block: int, name: Name) -> bool:
-        """Whether a content for a block comes later, by `arrived`, and not by `get`."""
-
-    def arrived(self) -> Sequence[tuple[int, U8 | None]]:
-        """Blocks whose content has come, or None for those that were lost. Valid until the next call."""
-
-    def get(self, name: Name) -> U8 | None:
-        """A content that was put; None if it is not kept any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +102,8 @@ class Worker:
         self._sampler = self._make_sampler(executor)
         self._slots = Slots(self.arrays, limits.max_rows)
         self._branches = StepBranches(self.arrays, limits)
-        self._store, self._embeddings = store, embeddings
-        self._coming = 0  # contents that the store reads
+        self._moves = None if store is None else BlockMoves(executor, store)
+        self._embeddings = embeddings
         self._adapters: Mapping[str, int] = {} if adapters is None else adapters
         self._forwarded: Forwarded | None = None
         self._judging, self._proposals = judging, None
@@ -128,6 +112,7 @@ class Worker:
         self.outputs: Outputs = {}  # of the last step, until the next run
         self._trees: dict[int, PlantedTree] = {}  # of the last step, by row
         self._begun = 0.0  # seconds that the beginning of the step took
+        self._ran = self._ran_before = 0.0  # seconds of the last two runs of the program
         self._likeliest: dict[int, list[int]] | None = None
         self._wide: F32 | None = None  # until a draft with other columns draws
 
@@ -177,11 +162,9 @@ class Worker:
         if beside is not None or self._ahead is not None:
             self._forward_half(out, beside, started)
             return
-        filled = self._move(out.moves) if out.moves or self._coming else {}
-        for (
-            source,
-            target,
-        ) in out.copies:  # one by one: a block may be the target of one and the source of the next
+        filled = self._move(out)
+        # One by one: a block may be the target of one and the source of the next.
+        for source, target in out.copies:
             self._executor.copy_blocks([source], [target])
         self.arrays = self._sets[0]
         step = fill_rows(self.arrays, self._slots, out.scheduled, self._branches)
@@ -192,14 +175,22 @@ class Worker:
         outputs = self._executor.run(step.tokens, step.rows, len(step.sampling)) if step.rows else {}
         self.outputs = outputs
         self._trees = {tree.row: tree for tree in step.trees}
-        ran = time.perf_counter()
+        self._ran_before, self._ran = self._ran, time.perf_counter() - prepared
         self._branches.clear()
-        self._forwarded = Forwarded(out, step, outputs, filled, prepared - started, ran - prepared)
+        self._forwarded = Forwarded(out, step, outputs, filled, prepared - started, self._ran)
+
+    def _move(self, out: SchedulerOutput) -> dict[int, bool]:
+        """Copy blocks out and in; the blocks that were to be filled, and whether they were."""
+        if not (out.moves or self._moves):
+            return {}
+        assert self._moves is not None
+        # A long step before a short one, with a chunk of a prompt, says nothing of it.
+        return self._moves.run(out.moves, min(self._ran, self._ran_before) if out.scheduled else math.inf)
 
     def _forward_half(self, out: SchedulerOutput, beside: SchedulerOutput | None, started: float) -> None:
         """Run the second half of a step, and the first half of the one beside it."""
         executor, ahead = cast("Overlapping", self._executor), self._ahead
-        filled = self._move([]) if self._coming else {}
+        filled = self._move(out)
         if ahead is None:
             ahead = self._fill_ahead(out, 0)
             executor.run_halves(ahead.half, None)
@@ -208,8 +199,8 @@ class Worker:
         prepared = time.perf_counter()
         self.outputs = executor.run_halves(None if behind is None else behind.half, ahead.half)
         self.arrays, self._ahead, self._trees = ahead.arrays, behind, {}
-        ran = time.perf_counter() - prepared
-        self._forwarded = Forwarded(out, ahead.filled, self.outputs, filled, prepared - started, ran)
+        self._ran_before, self._ran = self._ran, time.perf_counter() - prepared
+        self._forwarded = Forwarded(out, ahead.filled, self.outputs, filled, prepared - started, self._ran)
 
     def _fill_ahead(self, out: SchedulerOutput, number: int) -> Ahead:
         """A step in one of the two arrays."""
@@ -313,33 +304,10 @@ class Worker:
         starts = self.arrays.query_start[: len(scheduled)]
         return soft_rows(self._slots, self._embeddings, scheduled, starts)
 
-    def _move(self, moves: list[Move]) -> dict[int, bool]:
-        """Copy blocks out and in, in order; returns the blocks that were to be filled, and whether they were."""
-        assert self._store is not None
-        filled = {}
-        for move in moves:
-            name = move.digest, move.group
-            if not move.fill:
-                self._store.put(name, self.content(move.block))
-            elif self._store.comes(move.block, name):
-                self._coming += 1
-            else:
-                content = self._store.get(name)
-                filled[move.block] = content is not None
-                if content is not None:
-                    self._executor.write_blocks([move.block], content[None])
-        for block, content in self._store.arrived() if self._coming else ():
-            self._coming -= 1
-            filled[block] = content is not None
-            if content is not None:
-                self._executor.write_blocks([block], content[None])
-        return filled
-
     def content(self, block: int) -> U8:
         """A copy of what is in a KV block."""
-        content = np.empty(self._executor.block_bytes, np.uint8)
-        self._executor.read_blocks([block], content[None])
-        return content
+        assert self._moves is not None
+        return self._moves.content(block)
 
     def _sample(self, step: Forwarded, masks: Masks | None, result: StepOutput) -> None:
         sampling, scheduled, slots = step.arrays.sampling, step.out.scheduled, self.arrays.slots

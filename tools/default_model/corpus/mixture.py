@@ -38,7 +38,7 @@ from .draw import Draw, NoCombinationError, Split
 from .wording import plain as unmarked
 
 # Raised when a change makes different text from the same seed.
-GENERATOR_VERSION = 9
+GENERATOR_VERSION = 11
 
 _CHAIN = 0.04  # of the conversations are several tasks in one chat
 _DOCUMENT = 0.06  # are plain text
@@ -101,21 +101,21 @@ DOMAINS = {
     "arithmetic": Domain(arithmetic.make, 0.16),
     "counting": Domain(counting.make, 0.19),
     "extraction": Domain(extraction.make, 0.18),
-    "followups": Domain(followups.make, 0.075, personal=True),
-    "glossary": Domain(glossary.make, 0.12),
+    "followups": Domain(followups.make, 0.09, personal=True),
+    "glossary": Domain(glossary.make, 0.17),
     "instructions": Domain(instructions.make, 0.12),
     "manners": Domain(_manners, 0.07, alone=True, personal=True),
     "poems": Domain(poems.make, 0.02),
     "practice": Domain(practice.make, 0.19, alone=True),
     "quire": Domain(quire_docs.make, 0.16),
-    "recall": Domain(recall.make, 0.1, alone=True, personal=True),
-    "rewriting": Domain(rewriting.make, 0.38),
-    "scope": Domain(scope.make, 0.11, personal=True),
-    "smalltalk": Domain(smalltalk.make, 0.13, personal=True),
+    "recall": Domain(recall.make, 0.16, alone=True, personal=True),
+    "rewriting": Domain(rewriting.make, 0.45),
+    "scope": Domain(scope.make, 0.12, personal=True),
+    "smalltalk": Domain(smalltalk.make, 0.22, personal=True),
     "stories": Domain(stories.make, 0.03),
     "system prompts": Domain(_system_prompts, 0.14, alone=True, personal=True),
-    "tools": Domain(tool_calls.make, 0.15, alone=True),
-    "world": Domain(world.make, 0.17),
+    "tools": Domain(tool_calls.make, 0.19, alone=True),
+    "world": Domain(world.make, 0.4),
 }
 _JOINED = tuple(name for name, domain in DOMAINS.items() if not domain.alone)
 # What a prompt that allows Quire and inference only allows, and what it doesn't.

@@ -11,7 +11,7 @@ from .words import HOBBIES, JOBS, MEALS, WEEKDAYS, article, city, first_name
 
 # Tables and their shares of the questions.
 TABLES = (
-    ("capitals", 0.2), ("definitions", 0.2), ("computing", 0.1), ("animals", 0.1), ("opposites", 0.08), ("order", 0.04),
+    ("capitals", 0.26), ("definitions", 0.2), ("computing", 0.1), ("animals", 0.1), ("opposites", 0.08), ("order", 0.04),
     ("synonyms", 0.05), ("plurals", 0.05), ("past", 0.045), ("rhymes", 0.04), ("colours", 0.02), ("units", 0.03),
     ("shapes", 0.01), ("categories", 0.03), ("uses", 0.03), ("jobs", 0.03), ("works", 0.03), ("hello", 0.015),
     ("parts", 0.01), ("acronyms", 0.02), ("planets", 0.012), ("people", 0.03), ("landmarks", 0.035), ("most", 0.05),

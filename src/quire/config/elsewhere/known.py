@@ -57,8 +57,10 @@ _POOLED = "--pooling says which hidden states are the vector"
 _CACHE = "the KV cache stays in the engine, and its blocks in main memory"
 _CPU = "the native kernels run on the CPU"
 _GRAPHS = "steps are never captured as graphs"
-_EXPERTS = "--enable-expert-parallel spreads experts over the ranks that split a layer"
-_EPLB = "experts change ranks by their load, without copies, and nothing is to be chosen"
+_EXPERTS = "--enable-expert-parallel spreads experts over the ranks that split a layer, of all replicas"
+_EPLB = (
+    "experts change ranks by their load, and busy ones are copied where that helps; nothing is to be chosen"
+)
 _FORMATS = "formats of {} are data of Quire"
 _LOGGED = "requests are logged with --access-log only"
 _CERTIFICATES = "client certificates are not checked; do it in a proxy in front of the server"

@@ -48,6 +48,7 @@ from quire.engine.build.later_tokenizer import LaterTokenizer, coming_tokenizer,
 from quire.engine.build.load_weights import (
     Origin,
     WeightsReport,
+    check_paging,
     load_weights,
     modules_of,
     weight_files,
@@ -60,12 +61,14 @@ from quire.engine.build.rank_processes import (
     leading_plan,
     other_processes,
     rank_plans,
+    shared_experts,
     started_ranks,
 )
 from quire.engine.build.sparse_formats import sparse_formats
 from quire.engine.build.tasks import check_pooling_options, for_task
 from quire.engine.core import EngineCore, Grammars
 from quire.executor.base import Executor, ExecutorKind, Limits
+from quire.executor.expert_replicas import ExpertReplicas
 from quire.executor.kinds import executor_kind, import_executor
 from quire.executor.ranked import leading_rank
 from quire.loader import (
@@ -91,7 +94,7 @@ from quire.spec import Attention
 from quire.spec.draft import DraftSpec, Features, MedusaSpec
 from quire.speculate.build import make_speculation
 from quire.types import CheckpointError, MemoryBudgetError
-from quire.util.numa import memory_nodes, near, stay_on, staying_on
+from quire.util.numa import rank_cores, stay_on, staying_on
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
 from quire.util.sizes import format_size
 from quire.util.startup_spans import Startup
@@ -131,12 +134,14 @@ class Built:
     weights: WeightsReport
     draft: Executor | None = None  # of a draft model
     ranks: RankProcesses | None = None
+    sharing: ExpertReplicas | None = None  # experts with other replicas
 
     def close(self) -> None:
         """Free the memory of the executors, and keep what was learned of their speed, and blocks on the disk."""
         if self.core.tiers is not None:
             self.core.tiers.close()
-        keep_costs(self.core.costs, self.model.folder, self.config)
+        if self.sharing is None:  # steps that wait for those of other replicas say little
+            keep_costs(self.core.costs, self.model.folder, self.config)
         if self.core.recorder is not None:
             self.core.recorder.close()
         if self.core.adapters is not None:
@@ -214,7 +219,7 @@ def load_rank(
 ) -> WeightsReport:
     """`load_weights` of the part of a model that a program computes."""
     origin = weight_origin(model)
-    if program.plan.ranks > 1:
+    if program.plan.ranks > 1 or program.plan.shares_experts:
         whole = choose(model, config.asked, machine_facts())[1]
         origin = replace(origin, rules=origin.rules.of_rank(whole.params))
     return load_weights(origin, program, config, executor, progress, meanwhile)
@@ -248,7 +253,8 @@ def choose(
     model = for_task(model, asked)
     spec, asked = model.facts.spec, _agreed(model, asked)
     traits = ModelTraits(spec.dtype, spec.max_positions, model.facts.longest, whole=spec.whole)
-    machine = replace(machine, nodes=node_count(os.environ, asked.parallel.ranks))
+    if machine.nodes == 1:
+        machine = replace(machine, nodes=node_count(os.environ, asked.parallel.ranks))
     config = resolve(asked, traits, machine)
     check_pooling_options(spec, config)
     formats = replace(
@@ -412,12 +418,13 @@ def build(
     startup: Startup | None = None,
     lent: int = 0,
     lost: Callable[[str], None] = lambda _: None,
+    replicas: str = "",
 ) -> Built:
     """Load the weights and bind an engine. `progress(done, total)` is called with bytes of weights.
 
     `beside` is what the other process of a server holds under the same memory bound, in bytes by part; `lent` the
     most bytes that the engine may borrow for cached blocks from other models. `lost` is called once, from a thread,
-    when another rank has ended or hangs.
+    when another rank has ended or hangs. `replicas`: see RankProcesses.
 
     Raises MemoryBudgetError before anything large is allocated when the bound is too small.
     """
@@ -425,14 +432,14 @@ def build(
     with startup.span("plan"):
         planned = plan_engine(model, asked, beside)
         programs = planned.programs
-        hosts = planned.config.nodes
-        cores = near(memory_nodes(), len(programs) // hosts) * hosts if programs else []
+        cores = rank_cores(len(programs), planned.config.nodes)
         own = cores[leading_rank(programs)] if programs else ()
         with staying_on(own):  # the executor's threads
             executor = planned.kind.make(planned.program)
-    with started_ranks(planned.model, asked, executor, programs, planned.plan.limits, lost, cores) as ranks:
+    limits = planned.plan.limits
+    with started_ranks(planned.model, asked, executor, programs, limits, lost, cores, replicas) as ranks:
         stay_on(own)
-        return _build(planned, executor, ranks, progress, startup, lent)
+        return _build(planned, executor, ranks, progress, startup, lent, replicas)
 
 
 def _build(
@@ -442,6 +449,7 @@ def _build(
     progress: Progress | None,
     startup: Startup,
     lent: int,
+    replicas: str,
 ) -> Built:
     """Load and bind what was planned."""
     model, config, program, plan = planned.model, planned.config, planned.program, planned.plan
@@ -467,6 +475,7 @@ def _build(
         worker = make_worker(model, executor, plan.limits, config, adapters, tiers or swap)
         costs = load_costs(model.folder, config)
         scheduler = make_scheduler(program, config, plan, model.facts.spec, costs, tiers or swap, made)
+    sharing = shared_experts(executor, planned.programs or (program,), plan.limits, config.threads, replicas)
     grammars = partial(_grammars, later, program, config, plan)
     drafter = draft.drafter(plan.limits, made, program) if draft and made else None
     speculation = make_speculation(config, worker, executor, plan.limits, drafter)
@@ -476,6 +485,7 @@ def _build(
         scheduler, worker, make_gate(scheduler, config), grammars, speculation, adapters, costs, controller
     )
     core.swap, core.tiers, core.work, core.experts = swap, tiers, StepWork(program), worker.experts
+    core.paging = executor.paging
     if ranks is not None:
         core.rank_seconds = ranks.worked
     if tiers is not None and asked.cache.tiers is not None and asked.cache.tiers.role:
@@ -483,7 +493,7 @@ def _build(
     if asked.execution.executor == "native":
         core.peaks = load_peaks(executor.isa, config.threads)
     core.record(make_recorder(core.scheduler.config, config.asked, costs, model.folder.name))
-    return Built(later.model, config, program, plan, executor, core, weights, made, ranks)
+    return Built(later.model, config, program, plan, executor, core, weights, made, ranks, sharing)
 
 
 def plan_engine(model: Model, asked: EngineConfig, beside: Mapping[str, int] | None) -> Planned:
@@ -502,6 +512,7 @@ def plan_engine(model: Model, asked: EngineConfig, beside: Mapping[str, int] | N
     machine = machine_facts(asked.execution.executor)
     config, program, draft = choose_with_draft(model, asked, machine)
     programs = choose_ranks(model, asked, machine)
+    check_paging(config, program, ranks=len(programs) + asked.replica[1] - 1, drafts=draft is not None)
     kind = executor_kind(config, programs)
     held = machine.resident_memory + coming_tokenizer(model)
     read_later = tokenizer_for_grammars(model, asked)

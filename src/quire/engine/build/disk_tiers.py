@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -17,6 +18,7 @@ from quire.routing.tickets import read_key
 from quire.worker.block_tiers import BlockTiers
 from quire.worker.disk_tier import DiskTier, tier_bytes
 from quire.worker.kept_blocks import KeptBlocks
+from quire.worker.redis_tier import RedisTier, redis_bytes
 from quire.worker.remote_tier import RemoteTier, remote_bytes
 from quire.worker.swap_space import SwapSpace
 
@@ -27,7 +29,11 @@ def tier_parts(asked: CacheOptions, block_bytes: int) -> dict[str, int]:
     disk = 0
     if tiers and tiers.disk:
         disk = tier_bytes(tiers.disk, block_bytes, sealed=bool(tiers.disk_key))
-    remote = remote_bytes(block_bytes) if tiers and tiers.remote else 0
+    remote = 0
+    if tiers and tiers.remote:
+        remote = remote_bytes(block_bytes, shared=isinstance(tiers.remote, str), nixl=tiers.nixl)
+    elif tiers and tiers.redis:
+        remote = redis_bytes(block_bytes, sealed=bool(tiers.remote_key))
     return {"swap": asked.swap_space or 0, "tiers": disk + remote}
 
 
@@ -45,7 +51,12 @@ def make_tiers(
     fits, or a key cannot be read.
     """
     tiers, spec = config.asked.cache.tiers, model.facts.spec
-    if tiers is None or not (tiers.disk or tiers.remote) or spec.whole or spec.pooling is not None:
+    if (
+        tiers is None
+        or not (tiers.disk or tiers.remote or tiers.redis)
+        or spec.whole
+        or spec.pooling is not None
+    ):
         return None
     if draft is not None:
         raise ValueError("kv_tiers: not with a draft model, whose keys and values would be missing")
@@ -55,7 +66,10 @@ def make_tiers(
     if tiers.disk:
         kept.append(DiskTier(Path(tiers.folder), tiers.disk, block_bytes, mark, disk_key))
     if tiers.remote is not None:
-        kept.append(RemoteTier(tiers.remote, key, block_bytes, mark))
+        kept.append(RemoteTier(tiers.remote, key, block_bytes, mark, _tls(tiers.authority), nixl=tiers.nixl))
+    elif tiers.redis:
+        remote_key, _ = _key("remote-key", tiers.remote_key), _tls(tiers.authority)  # both can be read
+        kept.append(RedisTier(tiers.redis, block_bytes, mark, remote_key, tiers.authority))
     return BlockTiers(swap, kept, eager=tiers.role in {"prefill", "both"})
 
 
@@ -65,6 +79,16 @@ def _key(name: str, path: str) -> bytes:
         return read_key(path) if path else b""
     except ValueError as error:
         raise ValueError(f"kv_tiers: {name}: {error}") from None
+
+
+def _tls(authority: str) -> ssl.SSLContext | None:
+    """TLS with a server whose certificate is of an authority, in a file; None without one."""
+    if not authority:
+        return None
+    try:
+        return ssl.create_default_context(cafile=authority)
+    except OSError as error:
+        raise ValueError(f"kv_tiers: ca: {authority}: {error.strerror or error}") from None
 
 
 def engine_fingerprint(

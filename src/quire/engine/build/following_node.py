@@ -12,7 +12,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 from quire.config.launched import Launched
@@ -22,7 +22,7 @@ from quire.engine.build.leading_node import COMMAND, RANK, RESULT, SOME
 from quire.engine.build.node_frames import LOOK_SECONDS, BadFrameError, NodeConnection, NodeFrame, Said
 from quire.engine.build.node_place import Joined, join_nodes
 from quire.engine.build.opening import Model, open_model
-from quire.engine.build.rank_processes import PROCESS_BYTES, THREAD_BYTES, RankProcesses
+from quire.engine.build.rank_processes import RankProcesses, process_bytes
 from quire.engine.build.tasks import for_task
 from quire.executor.base import Limits
 from quire.executor.kinds import executor_kind
@@ -30,7 +30,7 @@ from quire.executor.node_pieces import LeftPieces
 from quire.executor.ranked import RankAct, rank_memory, shared_bytes
 from quire.program.program import Program
 from quire.types import MemoryBudgetError, QuireError
-from quire.util.numa import memory_nodes, near
+from quire.util.numa import rank_cores
 from quire.util.sizes import format_size
 
 _AGAIN_SECONDS = 0.5
@@ -65,9 +65,9 @@ def _follow(joined: Joined, model: Model) -> str:
     programs = choose_ranks(model, config, machine_facts())
     resolved = choose(model, config, machine_facts())[0]
     _check_memory(resolved, programs, limits, place.node)
-    cores: Sequence[Collection[int]] = near(memory_nodes(), len(place.here)) * place.count
+    cores = rank_cores(len(programs), place.count)
     node = FollowingNode(joined.leader)
-    ranks = RankProcesses(model, config, programs, limits, node.lose, cores, place, node.pass_on)
+    ranks = RankProcesses(model, config, programs, limits, node.lose, cores, (place, node.pass_on))
     try:
         return node.serve(ranks, SharedHere(programs, limits, place.here))
     finally:
@@ -81,7 +81,7 @@ def _check_memory(config: ResolvedConfig, programs: tuple[Program, ...], limits:
     kind = executor_kind(config, programs)
     needed = sum(kind.planned_bytes(programs[-programs[0].plan.tensor_parallel_size], limits).values())
     processes = 1 + config.asked.parallel.ranks // config.nodes  # this one, and its ranks
-    needed += processes * (PROCESS_BYTES + config.threads * THREAD_BYTES)
+    needed += processes * process_bytes(config)
     if needed > config.memory:
         sizes = format_size(needed), format_size(config.memory)
         raise MemoryBudgetError(
@@ -163,7 +163,7 @@ class FollowingNode:
                 if first + count > ranks.ranks.size:
                     raise ValueError(f"ranks {first} to {first + count - 1}")
                 for rank in range(first, first + count):
-                    ranks.ranks.finished(rank, 0, 0)
+                    ranks.ranks.finished(rank, 0, 0, 0)
             case Said.SLOTS:
                 (rank,) = RANK.unpack_from(frame.text)
                 ranks.send_slots(rank, frame.text[RANK.size :])
@@ -212,10 +212,13 @@ class _Stage:
         while (command := self.commands.get()) is not None:
             if not ranks.wait(here.start, len(here)):
                 return
-            pieces = self._left.of(RankAct(command[0]), command[1:])
-            text = SOME.pack(self._left.node if pieces else 0, here.start, len(here))
+            act = RankAct(command[0])
+            pieces = self._left.of(act, command[1:])
+            # The next stage waits for what a step leaves, and for nothing else.
+            to = self._left.node if pieces and act == RankAct.RUN else 0
+            text = SOME.pack(to, here.start, len(here))
             for rank in here:
-                text += RESULT.pack(ranks.result(rank), ranks.worked(rank))
+                text += RESULT.pack(ranks.result(rank), ranks.worked(rank), ranks.waited(rank))
             try:
                 self._leader.send(Said.DONE, text, pieces)
             except OSError:  # whoever receives says why

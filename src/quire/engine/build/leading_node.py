@@ -19,7 +19,7 @@ from quire.executor.ranked import MemoryPiece, shared_bytes
 
 COMMAND = struct.Struct("<10i")
 SOME = struct.Struct("<HHH")  # a node, and ranks: the first and how many
-RESULT = struct.Struct("<iQ")  # of a rank: what it says, and for how long it has worked
+RESULT = struct.Struct("<iQQ")  # of a rank: what it says, and for how long it has worked and waited
 RANK = struct.Struct("<H")
 SLOTS_BYTES = 2**20
 
@@ -134,5 +134,5 @@ class LeadingNode:
                     self._telling
                 ):  # a node that has not heard of the step yet would wait for what it has had
                     self._send(node, Said.LEFT, SOME.pack(node, first, count), pieces)
-            for rank, (result, worked) in zip(range(first, first + count), results, strict=True):
-                self._ranks.finished(rank, result, worked)
+            for rank, numbers in zip(range(first, first + count), results, strict=True):
+                self._ranks.finished(rank, *numbers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from quire.config.schema import EngineConfig, ResolvedConfig
 from quire.engine.build.opening import Model, kept_files
@@ -26,6 +27,7 @@ from quire.program.memory import weight_bytes
 from quire.program.program import Program
 from quire.records import dataclass
 from quire.store.gguf_names import shards
+from quire.types import CheckpointError
 from quire.util.sizes import format_size
 
 # Below this, packing takes no longer than checking the cache.
@@ -76,7 +78,8 @@ def packed_place(origin: Origin, program: Program, config: ResolvedConfig, layou
     asked = config.asked
     kept = kept_files(asked)
     wanted = asked.loading.load_format != "random" and layout
-    if not wanted or kept is None or weight_bytes(program) < SMALLEST:
+    least = SMALLEST if asked.loading.weight_memory is None else 1
+    if not wanted or kept is None or weight_bytes(program) < least:
         return None
     files = fingerprint(origin.files(), whole=asked.loading.weight_cache == "content")
     key = packed_key(program.params, layout, files)
@@ -114,6 +117,8 @@ def load_weights(
         except DamagedError as error:
             notices.append(str(error))
     meanwhile()
+    if asked.loading.weight_memory is not None and place and packer:
+        return _pack_in_file(place, origin, program, executor, packer, notices, progress)
     with origin.open() as weights:
         summary = load(program.params, weights, executor, rules=rules, progress=progress)
     if place and packer:
@@ -126,6 +131,58 @@ def load_weights(
                 "packed weights were not cached: the files of the checkpoint changed while they were read"
             )
     return WeightsReport("checkpoint", summary.dequantized, tuple(notices))
+
+
+def _pack_in_file(
+    place: PackedPlace,
+    origin: Origin,
+    program: Program,
+    executor: Loadable,
+    packer: Packer,
+    notices: list[str],
+    progress: Progress | None,
+) -> WeightsReport:
+    """Pack weights that do not fit memory: into their file, piece by piece, which is then mapped. Raises
+    CheckpointError if it cannot be written."""
+    facts: dict[str, Any] = {"model": str(origin.name)}
+
+    def put(fd: int) -> None:
+        give_back = packer.put_in_file(fd)
+
+        def told(done: int, total: int) -> None:
+            give_back()
+            if progress is not None:
+                progress(done, total)
+
+        with origin.open() as weights:
+            summary = load(program.params, weights, executor, rules=origin.rules, progress=told)
+        facts["dequantized"] = summary.dequantized
+
+    try:
+        place.cache.store(place.key, packer, facts, lambda *_: None, put).join()
+        found = place.cache.restore(place.key, packer)
+    except (OSError, DamagedError) as error:
+        raise CheckpointError(f"weight_memory: packed weights: {error}") from None
+    if found is None:
+        raise CheckpointError(f"weight_memory: packed weights could not be written to {place.path}")
+    return WeightsReport("checkpoint", tuple(facts["dequantized"]), tuple(notices))
+
+
+def check_paging(config: ResolvedConfig, program: Program, *, ranks: int, drafts: bool) -> None:
+    """Raise ValueError where weight_memory cannot be kept."""
+    asked = config.asked
+    if asked.loading.weight_memory is None:
+        return
+    for wrong, what in (
+        (asked.execution.executor != "native", "executor torch, which copies weights"),
+        (ranks > 1, "ranks, of which each holds its part of the weights"),
+        (drafts, "a draft with weights of its own"),
+        (asked.adapters.enable_lora, "enable_lora"),
+        (program.whole, "a model that computes whole texts at once"),
+        (kept_files(asked) is None, "no folder for packed weights"),
+    ):
+        if wrong:
+            raise ValueError(f"weight_memory: not with {what}")
 
 
 def _keep(

@@ -24,11 +24,15 @@ from quire.engine.build.node_frames import NodeConnection
 from quire.engine.build.opening import Model
 from quire.engine.build.rendezvous import JOIN_SECONDS, admit, join, listen
 from quire.executor.base import Limits
+from quire.executor.kinds import library_facts
 from quire.program.rank_nodes import RankNodes
 from quire.records import dataclass
 
-# Options that are of a host, and may differ.
-LOCAL = ("memory", "threads", "weight_cache", "weight_cache_dir", "weight_cache_size")
+# Options that are of a host: they may differ, and are told to no other. Blocks are kept by the leading one alone, and
+# kv_tiers may have a password.
+LOCAL = (
+    "memory", "threads", "weight_cache", "weight_cache_dir", "weight_cache_size", "weight_memory", "kv_tiers",
+)  # fmt: skip
 _LINE_SECONDS = 10.0
 _LINK = 2**12  # a connection of a rank has its number above this one
 _HEART = 2**13  # and one that shows that a node is there
@@ -65,18 +69,23 @@ def spread(asked: EngineConfig, nodes: int) -> RankNodes:
     return RankNodes(asked.parallel.tensor_parallel_size, asked.parallel.pipeline_parallel_size, nodes)
 
 
+def shared_options(asked: EngineConfig) -> dict[str, Any]:
+    """The options that all hosts have in common, by name."""
+    return {name: value for name, value in asked.values().items() if name not in LOCAL}
+
+
 def identity(model: Model, asked: EngineConfig) -> dict[str, Any]:
     """What all nodes must have in common, by what it is called."""
     from quire import __version__
     from quire._native import supported_isas
 
-    shared = {name: value for name, value in asked.values().items() if name not in LOCAL}
     return {
         "version": __version__,
         "kernels": env.isa() or supported_isas()[0],
         "model's config": model.facts.config_sha256,
         "weights": weights_fingerprint(model, asked, copies=True),
-        **{f"option {name}": value for name, value in json.loads(json.dumps(shared)).items()},
+        **library_facts(asked),
+        **{f"option {name}": value for name, value in json.loads(json.dumps(shared_options(asked))).items()},
     }
 
 
@@ -86,7 +95,7 @@ def meet_nodes(at: Launched | None, model: Model, asked: EngineConfig, limits: L
     if at is None or not at.nodes:
         return NodePlace(spread(asked, 1))
     ours = identity(model, asked)
-    load = {"config": asked.values(), "limits": asdict(limits)}
+    load = {"config": shared_options(asked), "limits": asdict(limits)}
     with listen(at.address, at.port) as listener:
         own = listener.getsockname()[0]
         if own.startswith("127.") and at.address not in {own, "localhost"}:

@@ -28,6 +28,7 @@ from quire.engine.build.opening import open_model
 from quire.engine.build.rank_processes import rank_digest
 from quire.engine.build.tasks import for_task
 from quire.executor.base import Limits, StepArrays
+from quire.executor.expert_replicas import ExpertReplicas, SharingExecutor, shares_experts
 from quire.executor.kinds import executor_kind
 from quire.executor.ranked import RankExecutor, SharedStep, follow
 from quire.executor.ranked_adapters import obey_frames
@@ -76,19 +77,23 @@ def _size(load: dict[str, Any]) -> int:
 def _serve(
     load: dict[str, Any], ranks: _native.SharedRanks, leader: socket.socket, ready: Future[RankExecutor]
 ) -> None:
-    asked, limits, rank = EngineConfig(**load["config"]), Limits(**load["limits"]), load["rank"]
+    asked = EngineConfig(replica=tuple(load["replica"]), **load["config"])
+    limits, rank = Limits(**load["limits"]), load["rank"]
     model = for_task(open_model(load["folder"], tokenizer=False), asked)
     programs = choose_ranks(model, asked, machine_facts())
     program, config = programs[rank], choose(model, asked, machine_facts())[0]
     stay_on(load["cores"])
     executor = cast("RankExecutor", executor_kind(config).make(program))
     nodes = load["nodes"]
-    step = SharedStep(ranks, programs, rank, nodes, dict(load["peers"]))
+    step = SharedStep(ranks, programs, rank, nodes, dict(load["peers"]), meeting=load["meeting"])
     load_rank(model, program, config, executor)
     arrays = StepArrays(limits, len(program.cache_groups), overlaps=program.plan.overlaps)
     step.prepare(executor, limits, arrays, keep=False)
     executor.bind(limits, arrays)
     step.join(executor)
+    if any(map(shares_experts, programs)):
+        replicas = ExpertReplicas(load["replicas"], programs, rank, limits, crowded=load["crowded"])
+        cast("SharingExecutor", executor).share_experts(replicas)
     ready.set_result(executor)
     files = weights_fingerprint(model, asked, copies=nodes > 1)
     _send(leader, digest=rank_digest(program, limits, model, files))

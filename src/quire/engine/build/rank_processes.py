@@ -32,6 +32,7 @@ from quire.engine.build.node_place import NodePlace, meet_nodes
 from quire.engine.build.opening import Model
 from quire.engine.build.rendezvous import gather
 from quire.executor.base import Executor, Limits
+from quire.executor.expert_replicas import ExpertReplicas, SharingExecutor, shares_experts
 from quire.executor.ranked import LeadingRank, leading_rank, rank_memory
 from quire.executor.ranked_adapters import RemoteSlots
 from quire.program.program import Program
@@ -43,6 +44,7 @@ from quire.util.platform import usable_cores
 # quire-mini), and blocks of weights that are being packed.
 PROCESS_BYTES = 80 * 2**20
 THREAD_BYTES = 128 * 2**10  # the used part of a thread's stack, and its share of the allocator
+TORCH_BYTES = 240 * 2**20  # torch and what it imports; 175 MiB measured
 SILENT_SECONDS = 3.0  # the heart of a rank beats 20 times a second
 START_SECONDS = 60.0  # until the first beat
 _LOOK_SECONDS = 0.25
@@ -59,29 +61,27 @@ def rank_plans(asked: EngineConfig, stage_layers: tuple[int, ...] = ()) -> tuple
     Raises UnsupportedModelError for options that ranks do not support.
     """
     parallel = asked.parallel
-    if parallel.ranks > 1:
+    number, replicas = asked.replica
+    if parallel.ranks > 1 or replicas > 1:
         _check(asked)
     size, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     reduce: Literal["exact", "fast"] = "fast" if parallel.tensor_parallel_reduce == "fast" else "exact"
     return tuple(
-        RankPlan(size, rank, stages, stage, parallel.enable_expert_parallel, reduce, stage_layers)
+        RankPlan(
+            size, rank, stages, stage, parallel.enable_expert_parallel, reduce, stage_layers, replicas, number
+        )
         for stage in range(stages)
         for rank in range(size)
     )
 
 
 def _check(asked: EngineConfig) -> None:
-    refused: dict[str, str | bool] = {
-        "executor": asked.execution.executor != "native" and f"{asked.execution.executor!r} is",
-    }
     chosen = asked.speculation.chosen()
     if chosen is not None and chosen.method == "self":
-        refused["speculative_config"] = "the method self is"
-    for option, what in refused.items():
-        if what:
-            raise UnsupportedModelError(
-                f"{option}: {what} not supported with tensor_parallel_size or pipeline_parallel_size above 1"
-            )
+        raise UnsupportedModelError(
+            "speculative_config: the method self is not supported with tensor_parallel_size or pipeline_parallel_size "
+            "above 1, nor with replicas that share experts"
+        )
 
 
 def leading_plan(plans: Sequence[RankPlan]) -> RankPlan:
@@ -92,29 +92,48 @@ def leading_plan(plans: Sequence[RankPlan]) -> RankPlan:
 def other_processes(config: ResolvedConfig) -> dict[str, int]:
     """What the processes of other ranks of a host hold besides the parts of the model, as a part of the memory plan."""
     others = config.asked.parallel.ranks // config.nodes - 1
-    return {"ranks": others * (PROCESS_BYTES + config.threads * THREAD_BYTES)} if others else {}
+    return {"ranks": others * process_bytes(config)} if others else {}
+
+
+def process_bytes(config: ResolvedConfig) -> int:
+    """What a process of a rank holds besides its part of the plan."""
+    library = TORCH_BYTES if config.asked.execution.executor == "torch" else 0
+    return PROCESS_BYTES + library + config.threads * THREAD_BYTES
 
 
 @contextlib.contextmanager
 def started_ranks(
     model: Model, asked: EngineConfig, executor: Executor, programs: Sequence[Program], limits: Limits,
-    lost: Callable[[str], None], cores: Sequence[Collection[int]],
+    lost: Callable[[str], None], cores: Sequence[Collection[int]], replicas: str = "",
 ) -> Iterator[RankProcesses | None]:  # fmt: skip
     """Start the ranks that an executor leads, None if there are no others; they end if the block fails. `cores`: the
     processors that each of them stays on, see util/numa."""
     if not programs:
         yield None
         return
-    ranks = RankProcesses(model, asked, programs, limits, lost, cores)
+    ranks = RankProcesses(model, asked, programs, limits, lost, cores, replicas=replicas)
     try:
         slots = list(ranks.slots.values())
         lead = cast("LeadingRank", executor).lead
-        lead(ranks.ranks, ranks.reason, ranks.expect_end, slots, ranks.nodes)
+        lead(ranks.ranks, ranks.reason, ranks.expect_end, slots, ranks.nodes, ranks.meeting)
         yield ranks
     except BaseException:
         executor.close()
         ranks.close()
         raise
+
+
+def shared_experts(
+    executor: Executor, programs: Sequence[Program], limits: Limits, threads: int, path: str
+) -> ExpertReplicas | None:
+    """Have an executor, which leads ranks or is alone, meet those of replicas that share experts; None if none do."""
+    plan = programs[0].plan
+    if not any(map(shares_experts, programs)):
+        return None
+    crowded = plan.ranks * plan.data_parallel_size * threads > usable_cores()
+    replicas = ExpertReplicas(path, programs, leading_rank(programs), limits, crowded=crowded)
+    cast("SharingExecutor", executor).share_experts(replicas)
+    return replicas
 
 
 def rank_digest(program: Program, limits: Limits, model: Model, files: str) -> str:
@@ -134,9 +153,10 @@ class RankProcesses:
     def __init__(
         self, model: Model, asked: EngineConfig, programs: Sequence[Program], limits: Limits,
         lost: Callable[[str], None] = lambda _: None, cores: Sequence[Collection[int]] = (),
-        place: NodePlace | None = None, heard: Callable[[int, dict[str, str]], None] | None = None,
+        follows: tuple[NodePlace, Callable[[int, dict[str, str]], None]] | None = None, replicas: str = "",
     ) -> None:  # fmt: skip
-        """`place`: this host among several, if it follows another one; `heard` then takes what its ranks say."""
+        """`replicas`: the file through which they meet those of replicas that share experts, see expert_replicas.
+        `follows`: this host among several, if it follows another one, and what takes what its ranks say."""
         self._names = [f"rank {rank} of {len(programs)}" for rank in range(len(programs))]
         self.programs = programs
         self._lost, self._reason = lost, ""
@@ -145,17 +165,18 @@ class RankProcesses:
         self._digests: dict[int, str] = {}
         self._closing = False
         self._started = launched(os.environ, len(programs))
-        if place is None:
-            place = meet_nodes(self._started, model, asked, limits)
-        self.place, self._heard = place, heard or self._hear
+        self.place, self._heard = follows or (meet_nodes(self._started, model, asked, limits), self._hear)
+        place = self.place
         self._leader = -1 if place.node else leading_rank(programs)
         nbytes = rank_memory(programs, limits).nbytes
-        crowded = len(place.here) * (asked.execution.threads or 1) > usable_cores()
+        crowded = len(place.here) * asked.replica[1] * (asked.execution.threads or 1) > usable_cores()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._sockets: dict[int, socket.socket] = {}
         self.slots: dict[int, RemoteSlots] = {}  # for adapters, by rank
         self.nodes: LeadingNode | None = None
-        self._memory = _memory(nbytes)
+        self._memory, self._meeting = _memory(nbytes), -1
+        if asked.execution.executor == "torch":  # whose processes meet through a file, without a name as well
+            self._meeting = os.memfd_create("quire-meeting", os.MFD_CLOEXEC)
         try:
             self.ranks = _native.SharedRanks(self._memory, nbytes, len(programs), self._leader, crowded)
             if place.connections:
@@ -167,10 +188,12 @@ class RankProcesses:
                 self.slots[rank] = RemoteSlots(programs[rank], ours.sendall)
                 peers = {other: sock.fileno() for other, sock in place.peers.get(rank, {}).items()}
                 load = {
-                    "folder": str(model.folder), "config": asked.values(), "limits": asdict(limits), "rank": rank,
+                    "folder": str(model.folder), "config": asked.values(), "replica": asked.replica,
+                    "limits": asdict(limits), "rank": rank,
                     "memory": self._memory if rank in self._processes else f"/proc/{os.getpid()}/fd/{self._memory}",
                     "bytes": nbytes, "crowded": crowded, "cores": sorted(cores[rank]) if cores else [],
-                    "nodes": place.count, "peers": list(peers.items()),
+                    "nodes": place.count, "peers": list(peers.items()), "meeting": self.meeting,
+                    "replicas": replicas,
                 }  # fmt: skip
                 ours.sendall(json.dumps(load).encode() + b"\n")
         except BaseException:
@@ -208,13 +231,20 @@ class RankProcesses:
         return ours
 
     @property
+    def meeting(self) -> str:
+        """The path of the file through which executors of torch meet; "" for others, which have the shared memory."""
+        return f"/proc/{os.getpid()}/fd/{self._meeting}" if self._meeting >= 0 else ""
+
+    @property
     def pids(self) -> dict[int, int]:
         """Process ids by rank."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
-    def worked(self) -> list[float]:
-        """Seconds in which each rank did what it was told, without those in which it waited for others."""
-        return [self.ranks.worked(rank) / 1e9 for rank in range(self.ranks.size)]
+    def worked(self) -> list[tuple[float, float]]:
+        """Seconds in which each rank did what it was told, without those in which it waited for other stages; and those
+        of them in which it waited for rows of its own stage."""
+        each = range(self.ranks.size)
+        return [(self.ranks.worked(rank) / 1e9, self.ranks.waited(rank) / 1e9) for rank in each]
 
     def reason(self) -> str:
         """Why a rank has left."""
@@ -279,6 +309,9 @@ class RankProcesses:
         if self._memory >= 0:
             os.close(self._memory)
             self._memory = -1
+        if self._meeting >= 0:
+            os.close(self._meeting)
+            self._meeting = -1
 
     def _watch(self) -> None:
         """Look at all sockets and hearts until one has stopped."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from quire.config.live import LiveConfig
 from quire.config.schema import SchedulerOptions
 from quire.core.beam_search import check_beams
+from quire.core.given_output import first_tokens
 from quire.core.policy import BACKGROUND
 from quire.engine.api import EngineStats, GenerateAsk, OverloadedError
 from quire.engine.front.outlook import Outlook
@@ -28,7 +29,7 @@ class Admission:
 
     A request sent to an engine with idle slots is not queued. Only requests that the engine reported as waiting, and
     those sent since in excess of its idle slots, count towards `max_requests`. `max_tokens` limits the prompt tokens of
-    all requests not yet started; one request is always admitted when none waits.
+    all requests not yet started, with the output that is given to them; one request is always admitted when none waits.
 
     A tenant may use at most as many waiting places, and as many prompt tokens, as it leaves free: a tenant that floods
     the queue leaves half of it to the others, two leave a third. Running requests do not count.
@@ -121,7 +122,7 @@ class Admission:
         when by the engine's latest `stats` what the request wants cannot be kept."""
         prediction = None if stats is None else self.outlook.check(ask, lives, now, stats)
         request = ask.request
-        tokens, samples = len(request.prompt_token_ids), request.params.n
+        tokens, samples = first_tokens(request), request.params.n
         if request.negative_prompt is not None:
             tokens, samples = tokens + len(request.negative_prompt), 2 * samples
         if self._engine_waits:

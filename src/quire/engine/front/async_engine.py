@@ -39,9 +39,11 @@ from quire.engine.cache_log import CacheLog
 from quire.engine.front.adapter_names import AdapterNames
 from quire.engine.front.admission import Admission
 from quire.engine.front.card import first_live_config, model_card
+from quire.engine.front.engine_ends import EngineEnds
 from quire.engine.front.engine_settings import EngineSettings
 from quire.engine.front.engine_texts import EngineTexts
 from quire.engine.front.event_publisher import make_cache_log
+from quire.engine.front.given_texts import GivenTexts
 from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
 from quire.engine.front.pool_inputs import PoolInputs
@@ -94,7 +96,7 @@ Progress = Callable[[int, int], None]
 _REFUSING = (EngineState.DRAINING, EngineState.SLEEPING)
 
 
-class AsyncEngine(EngineSettings, EngineTexts):
+class AsyncEngine(EngineSettings, EngineTexts, EngineEnds):
     """api.Engine with the engine in a process of its own, or with `in_process` in a thread of this one.
 
         engine = AsyncEngine("path/to/model", EngineConfig(memory=6 * 2**30))
@@ -144,6 +146,7 @@ class AsyncEngine(EngineSettings, EngineTexts):
         self._direct: dict[int, SinkPath] = {}  # by name of a row: samples that have a sink, for the hot path
         self._names: set[str] = set()  # request ids in use
         self._numbers = itertools.count(1)
+        self._given = GivenTexts(self._launch, self._end)
         self._wasted = 0
         self._drained: asyncio.Event | None = None
         self._vocabulary: TokenBytes | None = None  # once a request has needed it
@@ -155,6 +158,11 @@ class AsyncEngine(EngineSettings, EngineTexts):
         self._cache: CacheLog | None = None  # once it has started, if anybody may follow it
         self.rank = 0  # among replicas
         self.near: tuple[int, ...] = ()  # processors that the engine stays on; any if there are none
+        # Where replicas share experts: the file for a start that is about to be, and what a death leads to,
+        # which returns whether another one's has led to it.
+        self.meeting: Callable[[], str] = lambda: ""
+        self.died: Callable[[], bool] = lambda: False
+        self.cpu_of_others: Callable[[], float] = lambda: 0.0  # that a step of this one may wait for
         self._saturation = Saturation(self._config.scheduler, self._send)
         self._readers = SlowReaders(self.serving, self._end)
         self.ledger = UsageLedger() if like is None else like.ledger
@@ -266,45 +274,10 @@ class AsyncEngine(EngineSettings, EngineTexts):
         self._startup.add(ready.startup)
         self._startup.mark("ready")
 
-    async def stop(self, drain_seconds: float) -> None:
-        if self._client is None or self._drained is None:
-            return
-        self._client.drain()
-        await self._drain(drain_seconds)
-        self._end_all("the server is shutting down")
-        await self._client.stop()
-        self._grammars.close()
-        self._close_texts()
-
-    async def sleep(self, level: int, drain_seconds: float) -> None:
-        """Refuse new requests, let running ones finish for `drain_seconds`, end the rest, and give memory back: at
-        level 1 cached prefixes and the pages of mapped weights, at level 2 the process. Raises
-        EngineUnavailableError unless the engine is ready.
-        """
-        if self._client is None or self._drained is None:
-            raise EngineUnavailableError("the engine is loading")
-        self._client.rest()
-        await self._drain(drain_seconds)
-        self._end_all("the model was put to sleep")
-        await self._client.give_back(level)
-        if self._cache is not None and level == 2:
-            self._cache.cleared()
-
-    async def wake(self) -> None:
-        if self._client is not None and self.state is EngineState.SLEEPING:
-            await self._client.wake()
-
-    async def _drain(self, seconds: float) -> None:
-        """Wait until nothing runs, at most so long."""
-        assert self._drained is not None
-        if not self._live or seconds <= 0:
-            return
-        self._drained.clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._drained.wait()
-        except TimeoutError:
-            logger.warning("%d requests still ran after %g s", len(self._live), seconds)
+    def kill(self, reason: str) -> None:
+        """End the engine's process, which is started again."""
+        if self._client is not None:
+            self._client.kill(reason)
 
     async def failed(self) -> None:
         """Returns when the engine has been given up."""
@@ -392,12 +365,9 @@ class AsyncEngine(EngineSettings, EngineTexts):
             request, ask.prompt_text, self._texts().tokenizer, stop, keep=ask.keep_output, reading=ask.reading,
             accepted=ask.accepted,
         )  # fmt: skip
-        before = following.given(request, now)
         with self._saturation.admitting(now):
             admission.admit(handle, ask, now, self._live.values(), client.reported)
         live = LiveRequest(handle, request, following, digest, progress=ask.progress)
-        if before is not None:
-            live.keep(before, now)
         live.place = admission.outlook.place(request)
         if not self._live:
             client.began()
@@ -405,7 +375,7 @@ class AsyncEngine(EngineSettings, EngineTexts):
         if request.adapter:
             self._adapters.enter(request.adapter)
         self._names.add(request.request_id)
-        self._launch(live)
+        self._given.launch(live, self._texts())
         live.set_timers(ask, now, self._loop, self._end)
         return LiveStream(live, self._loop, self._end, self._direct.update)
 
@@ -556,9 +526,26 @@ class AsyncEngine(EngineSettings, EngineTexts):
         if self._card is not None:  # started again, perhaps with less memory than the first time
             self._card = replace(self._card, max_model_len=facts.scheduler.max_model_len)
 
+    @property
+    def shares_experts(self) -> bool:
+        """Whether it shares experts with other replicas."""
+        return self._client is not None and self._client.facts is not None and self._client.facts.shares
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of its process so far, as far as they are known."""
+        return self._client.cpu_seconds if self._client else 0.0
+
+    def used(self, own: float | None) -> float | None:
+        return None if own is None else own + self.cpu_of_others()
+
+    def opening(self, load: Load) -> Load:
+        return msgspec.structs.replace(load, replicas=self.meeting())
+
     def engine_lost(self, reason: str) -> int:
         """End the requests that the engine was computing. Returns how many deaths the request to blame explains."""
-        deaths, guilty = self._lane.died(self._live.values(), time.monotonic())
+        with_another = self.died()
+        deaths, guilty = (1, {}) if with_another else self._lane.died(self._live.values(), time.monotonic())
         for live, error in guilty.items():
             self._end(live, error)
         self._end_all(reason)

@@ -41,6 +41,7 @@ def model_card(name: str, model: Model, ready: Ready, text: TextService, config:
         embed_dim=ready.embed_dim,
         service_classes=parse_classes(config.scheduler.slo),
         peers=("", "", "") if tiers is None else (tiers.role, tiers.key_file, ready.blocks),
+        weights=ready.weights,
         bits=ready.bits,
     )
 

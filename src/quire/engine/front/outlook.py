@@ -17,6 +17,7 @@ from quire.config.schema import SchedulerOptions
 from quire.core.admission_rules import LATE_DEADLINES, Broken, Burden, Caution, Promises, check_wishes
 from quire.core.cost_model import FEATURES, StepCostModel, bend_of, worst_margin
 from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
+from quire.core.given_output import first_tokens, mean_given, new_tokens
 from quire.core.guarantees import Price, StepRoom, worst_demand
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.service_estimates import ServiceEstimates
@@ -168,7 +169,7 @@ class Outlook:
             return None
         found = list(lives)
         others = [self._live(live) for live in found]
-        output = self._lengths.output_tokens(request)
+        output = self._lengths.new_tokens(request)
         ends = ask.deadline is not None or bool(service and service.slo.e2el)
         prediction = self._predict(request, output, others, now, to_end=ends)
         sure = ends and service is not None and service.guaranteed
@@ -180,6 +181,7 @@ class Outlook:
             output,
             service,
             elapsed=now - request.arrival,
+            waited=now - (request.arrival if ask.since is None else ask.since),
             start=None if ask.queue_deadline is None else ask.queue_deadline - now,
             finish=None if ask.deadline is None else ask.deadline - now,
             caution=self._cautions[self._index(request)].factor,
@@ -223,8 +225,7 @@ class Outlook:
         self, request: Request, lives: Sequence[LiveRequest], *, to_end: bool
     ) -> tuple[Burden, float]:
         """See Promises.weigh."""
-        prompt, stats = len(request.prompt_token_ids), self._stats
-        most = float(request.params.max_tokens or self._facts.max_model_len - prompt)
+        stats, most = self._stats, self._most(request) - mean_given(request)
         room = StepRoom(
             stats.step_budget or self._facts.max_num_batched_tokens,
             stats.step_slots or self._facts.max_num_seqs,
@@ -232,8 +233,8 @@ class Outlook:
             self._facts.takes_turns,
         )
         burden, end = self._promises.weigh(
-            Live(self._policies.place(request, self._lengths), False, Demand(prompt, 0, most)),
-            self._lengths.output_tokens(request),
+            Live(self._policies.place(request, self._lengths), False, Demand(first_tokens(request), 0, most)),
+            self._lengths.new_tokens(request),
             (work for live in lives for work in self._worst(live)),
             (self._costs[0] + self._gap, *self._costs[1:]),
             room,
@@ -246,13 +247,16 @@ class Outlook:
 
     def _worst(self, live: LiveRequest) -> Iterator[Live]:
         """The samples of a request, each with all the tokens that it may get, and nothing from the cache."""
-        prompt, most = len(live.request.prompt_token_ids), live.request.params.max_tokens
-        started = bool(live.output.timings.scheduled)
+        request, prompt = live.request, first_tokens(live.request)
+        most, started = self._most(request) - mean_given(request), bool(live.output.timings.scheduled)
         for index, sample in enumerate(live.output.outputs):
             done = prompt if index else live.prompt_done  # the others share the prompt of the first
-            made = len(sample.token_ids)
-            work = worst_demand(prompt, done, made, float(most or self._facts.max_model_len - prompt))
-            yield Live(live.place, started, work)
+            made = new_tokens(request, index, len(sample.token_ids))
+            yield Live(live.place, started, worst_demand(prompt, done, made, most))
+
+    def _most(self, request: Request) -> float:
+        """The most tokens that a sample may get."""
+        return float(request.params.max_tokens or self._facts.max_model_len - len(request.prompt_token_ids))
 
     def came(
         self, rows: Sequence[int], news: Sequence[Sequence[int]], lives: Mapping[int, LiveRequest], now: float
@@ -276,7 +280,7 @@ class Outlook:
         service = self._class_of(request)
         if service is None or not times.first_token:
             return
-        after = tokens // max(1, len(output.outputs)) - 1
+        after = tokens // max(1, len(output.outputs)) - int(mean_given(request)) - 1
         tpot = (times.finished - times.first_token) / after if after > 0 else None
         seen = {
             "ttft": times.first_token - times.arrival,
@@ -312,9 +316,9 @@ class Outlook:
         self, request: Request, output: float, others: Iterable[Live], now: float, *, to_end: bool
     ) -> Forecast:
         stats = self._stats
-        left = len(request.prompt_token_ids)
-        left = max(1, left - int(left * stats.prefix_hit_tokens / max(1, stats.prefix_queried_tokens)))
-        work = Demand(left, len(request.prompt_token_ids) - left, output)
+        prompt = first_tokens(request)
+        left = max(1, prompt - int(prompt * stats.prefix_hit_tokens / max(1, stats.prefix_queried_tokens)))
+        work = Demand(left, prompt - left, output)
         # Commands are read between steps: one that is there before the next step begins is still a part of it.
         elapsed = None if self._since is None else now + self._delay - self._since
         begins = 0.0 if elapsed is None else max(0.0, -elapsed if self._woken else self._gap - elapsed)
@@ -341,10 +345,10 @@ class Outlook:
 
     def _live(self, live: LiveRequest) -> Live:
         output, request = live.output, live.request
-        made = max(len(sample.token_ids) for sample in output.outputs)
-        prompt = len(request.prompt_token_ids)
+        made = max(new_tokens(request, i, len(one.token_ids)) for i, one in enumerate(output.outputs))
+        prompt = first_tokens(request)
         left = 0 if made else max(1, prompt - live.prompt_done)
-        expected = max(1.0, self._lengths.output_tokens(request) - made)
+        expected = max(1.0, self._lengths.new_tokens(request) - made)
         work = Demand(left, prompt - left + made, expected)
         late = self._since is not None and request.arrival > self._since
         return Live(live.place, bool(output.timings.scheduled), work, late)

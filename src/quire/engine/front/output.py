@@ -84,15 +84,18 @@ class OutputBuilder:
         if not self.output.timings.scheduled:
             self.output.timings.scheduled = at
 
-    def given(self, request: Request, now: float) -> StreamDelta | None:
-        """Add the output that another engine has made; the change, None if there is none. Raises RequestError if that
-        was all of it."""
-        if not request.given:
-            return None
-        delta = self.grow(0, list(request.given), now)
-        if delta is None or delta.finish_reason is not None:
-            raise RequestError("given", "the output has ended")
-        return delta
+    def given(self, request: Request) -> list[StreamDelta]:
+        """Add the output that another engine has made; the change of each sample that has some. No token has come by
+        that. O(tokens), for another thread than the loop's. Raises RequestError for one that ends by its text."""
+        deltas = []
+        for index, ids in enumerate(request.given):
+            sample = self.samples[index]
+            text, kept = self._extend(sample, list(ids), 0.0)
+            if sample.text is not None and sample.text.matched is not None:
+                raise RequestError("given", "the output has ended")
+            if kept:
+                deltas.append(StreamDelta(index, text, kept, parts=self._parts(sample)))
+        return deltas
 
     def apply(self, event: SeqEvent, now: float) -> StreamDelta | None:
         """Apply one event; returns the change, None for a sample that has ended. The delta takes over the event's
@@ -172,9 +175,9 @@ class OutputBuilder:
                 whole += text
                 output.text = whole
         if token_ids:
-            if not output.token_ids:
-                timings = self.output.timings
-                timings.first_token = timings.first_token or now
+            timings = self.output.timings
+            if not timings.first_token:
+                timings.first_token = now
             output.token_ids.extend(token_ids)
             self.output.usage.completion_tokens += len(token_ids)
         return text, token_ids

@@ -18,6 +18,7 @@ from typing import Any
 from quire.config.live import LiveConfig
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
+from quire.core.given_output import first_tokens
 from quire.engine.api import (
     AdapterVersion,
     CompiledStructure,
@@ -36,6 +37,7 @@ from quire.engine.front.engine_texts import EngineTexts
 from quire.engine.front.merged_stats import merged_stats
 from quire.engine.front.text_service import TextService
 from quire.engine.host.held import bound_of_several, server_memory
+from quire.engine.host.replica_files import ReplicaFiles
 from quire.engine.host.spawn import Spawned
 from quire.engine.usage_ledger import UsageLedger
 from quire.engine.view import EngineView
@@ -50,6 +52,10 @@ from quire.util.numa import memory_nodes, near
 from quire.util.platform import usable_cores
 from quire.util.sizes import format_size
 
+SILENT_SECONDS = 3.0  # the heart of a replica beats 20 times a second
+_LOOK_SECONDS = 0.25
+_SETTLE_SECONDS = 2.0
+_RUNNING = (EngineState.READY, EngineState.STALLED)
 _ANSWER_TOKENS = 256  # of a request that sets no limit
 _REMEMBERED = 4096  # latest requests, for rows of the log
 _PIECES = 2**14  # of prompts that are remembered for each replica: a million tokens
@@ -65,7 +71,7 @@ _STATES = (
 class _Replica:
     """One engine, as the policy sees it; `work` is what it has been sent and has not answered, in prompt tokens."""
 
-    weight = 1.0
+    weight, queued, distance = 1.0, 0.0, 0.0
 
     def __init__(self, name: str, engine: AsyncEngine, prefixes: PrefixIndex) -> None:
         self.name, self.engine, self._prefixes = name, engine, prefixes
@@ -137,6 +143,9 @@ class ReplicatedEngine(EngineTexts):
         places = () if in_process else near(memory_nodes(), len(self._engines))
         for number, engine in enumerate(self._engines):
             engine.rank, engine.near = number, tuple(places[number]) if places else ()
+        self._shares, self._config = False, config
+        self._files: ReplicaFiles | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._prefixes = PrefixIndex(_PIECES)
         self._replicas = [
             _Replica(str(number), engine, self._prefixes) for number, engine in enumerate(self._engines)
@@ -158,7 +167,8 @@ class ReplicatedEngine(EngineTexts):
     @property
     def state(self) -> EngineState:
         found = {engine.state for engine in self._engines}
-        return next(state for state in _STATES if state in found)
+        states = (EngineState.DRAINING, EngineState.FAILED, *reversed(_STATES)) if self._shares else _STATES
+        return next(state for state in states if state in found)
 
     @property
     def card(self) -> ModelCard:
@@ -212,26 +222,87 @@ class ReplicatedEngine(EngineTexts):
 
     async def start(self) -> None:
         """One replica first, which packs the weights that the others map; then all others at once."""
+        if self._config.shares_experts:
+            self._share_experts()
         try:
             await self._first.start()
+            self._shares = self._first.shares_experts
             self._text, self._inputs = self._first._text, self._first._inputs
             await asyncio.gather(*(engine.start() for engine in self._engines[1:]))
         except BaseException:
             await self.stop(0.0)
             raise
+        if self._files is not None and self._shares:
+            self._watching = asyncio.create_task(self._watch(self._files))
+
+    def _share_experts(self) -> None:
+        """Have the replicas meet in a file: none of them computes without the others."""
+        self._files = files = ReplicaFiles(len(self._engines))
+        for number, engine in enumerate(self._engines):
+            engine.meeting, engine.died = partial(files.join, number), partial(self._died, number)
+            engine.cpu_of_others = partial(self._cpu_of_others, number)
+
+    def _died(self, number: int) -> bool:
+        """Whether a replica has died as another one has, whose experts it needs."""
+        return self._shares and self._files is not None and self._files.left(number)
+
+    def _cpu_of_others(self, number: int) -> float:
+        """Of the replicas that a replica may wait for in its step."""
+        others = self._engines[:number] + self._engines[number + 1 :] if self._shares else []
+        return sum(each.cpu_seconds for each in others)
+
+    async def _settle(self) -> None:
+        """Once no replica begins a step any more: wait until none computes one, in which others are needed."""
+        if self._shares:
+            await asyncio.gather(*(engine.ping(_SETTLE_SECONDS) for engine in self._engines))
+
+    async def _watch(self, files: ReplicaFiles) -> None:
+        """End a replica that hangs: the others, whose steps wait for it, are ended with it."""
+        size, stages = (
+            self._config.parallel.tensor_parallel_size,
+            self._config.parallel.pipeline_parallel_size,
+        )
+        seen = [(0, 0.0)] * len(self._engines)  # beats of each, and for how long they were the same
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for number, engine in enumerate(self._engines):
+                beats = files.beats(((stages - 1) * len(self._engines) + number) * size)
+                (before, silent), ready = seen[number], engine.state in _RUNNING
+                still = files.behind(number) or (beats > 0 and beats == before)
+                seen[number] = beats, silent + _LOOK_SECONDS if ready and still else 0.0
+                if seen[number][1] > SILENT_SECONDS:
+                    engine.kill(f"replica {number} does not answer")
+                    seen[number] = beats, 0.0
 
     async def failed(self) -> None:
-        """Returns when all replicas have been given up."""
-        await asyncio.gather(*(engine.failed() for engine in self._engines))
+        """Returns when all replicas have been given up, or one of those that share experts."""
+        tasks = [asyncio.ensure_future(engine.failed()) for engine in self._engines]
+        try:
+            await asyncio.wait(
+                tasks, return_when=asyncio.FIRST_COMPLETED if self._shares else asyncio.ALL_COMPLETED
+            )
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def stop(self, drain_seconds: float) -> None:
-        await asyncio.gather(*(engine.stop(drain_seconds) for engine in reversed(self._engines)))
-        self._text = self._inputs = None
+        await asyncio.gather(*(engine.finish(drain_seconds) for engine in self._engines))
+        await self._settle()
+        if self._watching is not None:
+            self._watching.cancel()
+        await asyncio.gather(*(engine.stop(0.0) for engine in reversed(self._engines)))
+        if self._files is not None:
+            self._files.close()
+        self._text = self._inputs = self._watching = self._files = None
 
     async def sleep(self, level: int, drain_seconds: float) -> None:
         for engine in self._engines:
             require_ready(engine.state)
-        await asyncio.gather(*(engine.sleep(level, drain_seconds) for engine in self._engines))
+        await asyncio.gather(*(engine.rest(drain_seconds) for engine in self._engines))
+        await self._settle()
+        await asyncio.gather(*(engine.give_back(level) for engine in self._engines))
+        if self._files is not None and level == 2:
+            self._files.renew()
         self._forget_prefixes()
 
     async def wake(self) -> None:
@@ -268,11 +339,11 @@ class ReplicatedEngine(EngineTexts):
         if any(each.has(request.request_id) for each in self._replicas):
             raise RequestError("request_id", f"{request.request_id!r} is already in use")
         left = [each for each in self._replicas if each.engine.state is EngineState.READY]
-        if not left:
+        if not left or (self._shares and len(left) < len(self._engines)):
             require_ready(self.state)
         digests = _digests(request)
         answer = request.params.n * min(request.params.max_tokens or _ANSWER_TOKENS, self.card.max_model_len)
-        prompt = RoutedPrompt("", len(request.prompt_token_ids), answer, lambda name: cached[name])
+        prompt = RoutedPrompt("", first_tokens(request), answer, lambda name: cached[name])
         cached = {each.name: float(each.cached(digests)) for each in left}
         refused: OverloadedError | EngineUnavailableError | None = None
         while left:
@@ -413,11 +484,11 @@ def _divided(config: EngineConfig, memory: int) -> list[EngineConfig]:
             f"memory: nothing is left for the {count} replicas of the model; raise --memory"
         )
     threads = config.execution.threads or max(1, usable_cores() // (count * config.parallel.ranks))
-    each = config.replace(memory=memory // count, threads=threads, data_parallel_size=1)
-    if config.recording.record is None:
-        return [each] * count
+    each = [config.of_replica(at).replace(memory=memory // count, threads=threads) for at in range(count)]
     record = config.recording.record
-    return [each.replace(record=log_beside(record, str(number))) for number in range(count)]
+    if record is None:
+        return each
+    return [one.replace(record=log_beside(record, str(number))) for number, one in enumerate(each)]
 
 
 def _digests(request: Request) -> list[bytes]:

@@ -223,7 +223,7 @@ class SinkPath:
         """The reader waits. A sample whose text may end it takes the other path."""
         sample = self._sample
         ends = isinstance(sample.text, StoppedText) or sample.output.finish_reason is not None
-        self.open = bool(self._ids) and not ends
+        self.open = bool(self._ids and self._live.output.timings.first_token) and not ends
         self._settled = len(self._ids)
 
     def takes(self, note: Note) -> bool:

@@ -107,7 +107,7 @@ class TextService:
         tokenizer = self._require(name)
         self._check_chars(name, len(text))
         limit = self._max_tokens
-        return await self._run(
+        return await self.apart(
             name,
             len(text),
             lambda: self._counted(
@@ -119,7 +119,7 @@ class TextService:
         """The tokens of the texts in parameters. Raises RequestError."""
         if not params.has_texts:
             return None
-        return await self._run("prompt", 0, lambda: text_tokens(params, self.tokenizer))
+        return await self.apart("prompt", 0, lambda: text_tokens(params, self.tokenizer))
 
     async def encode_inputs(self, inputs: PoolInputs, asks: Sequence[InputAsk]) -> list[list[int]]:
         """Token ids of texts, or pairs of texts, for a model with pooling; some at a time, between others' texts."""
@@ -130,7 +130,7 @@ class TextService:
             for ask, size in zip(some, sizes, strict=True):
                 if ask.truncate is None:
                     self._check_chars(ask.name, size)
-            found += await self._run(some[0].name, sum(sizes), partial(_encode_all, inputs, some))
+            found += await self.apart(some[0].name, sum(sizes), partial(_encode_all, inputs, some))
         return found
 
     async def encode_chat(self, ask: ChatAsk) -> list[int]:
@@ -143,7 +143,7 @@ class TextService:
             ids = tokenizer.encode_guarded(rendered.text, rendered.own, max_tokens=limit)
             return self._counted(rendered.text, ids)
 
-        return await self._run("messages", _size(ask), work)
+        return await self.apart("messages", _size(ask), work)
 
     async def encode_infill(self, ask: InfillAsk) -> InfillPrompt:
         """The prompt that asks for the text between two others."""
@@ -153,12 +153,12 @@ class TextService:
         size = len(ask.prefix) + len(ask.suffix) + len(ask.opening) + sum(len(text) for _, text in ask.files)
         for name, chars in (("suffix", len(ask.suffix)), ("prompt", size)):
             self._check_chars(name, chars)
-        return await self._run("prompt", size, lambda: infill_prompt(tokenizer, ask))
+        return await self.apart("prompt", size, lambda: infill_prompt(tokenizer, ask))
 
     async def render_chat(self, ask: ChatAsk) -> str:
         """A rendered conversation."""
         chat = self._require_chat()
-        return await self._run("messages", _size(ask), lambda: chat.render(ask).text)
+        return await self.apart("messages", _size(ask), lambda: chat.render(ask).text)
 
     def reading(self, tools: ToolUse | None) -> Reading | None:
         """How an answer to a conversation is read. Raises RequestError for calls that cannot be read."""
@@ -173,7 +173,7 @@ class TextService:
             raise ContextLengthError(
                 "tokens", f"{len(token_ids)} tokens exceed max_model_len {self._max_tokens + 1}"
             )
-        return await self._run(
+        return await self.apart(
             "tokens", len(token_ids), lambda: tokenizer.decode(token_ids, skip_special_tokens)
         )
 
@@ -193,7 +193,7 @@ class TextService:
     async def vocabulary(self, size: int) -> TokenBytes:
         """The bytes of all tokens. Raises RequestError without a tokenizer."""
         tokenizer = self._require("vocabulary")
-        return await self._run("vocabulary", LONG_TEXT + 1, lambda: tokenizer.all_bytes(size))
+        return await self.apart("vocabulary", LONG_TEXT + 1, lambda: tokenizer.all_bytes(size))
 
     def _counted(self, text: str, ids: list[int]) -> list[int]:
         """Count the words and tokens of a text; returns the tokens. Long texts would take memory, and are left out."""
@@ -202,7 +202,8 @@ class TextService:
             self.words = words + len(text.split()), tokens + len(ids)
         return ids
 
-    async def _run(self, name: str, size: int, work: Callable[[], T]) -> T:
+    async def apart(self, name: str, size: int, work: Callable[[], T]) -> T:
+        """Do work on so many characters in a thread. `name`: the field of a RequestError."""
         pool = self._short if size <= LONG_TEXT else self._long
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, work)

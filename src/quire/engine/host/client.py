@@ -77,6 +77,12 @@ class EngineListener(Protocol):
     def tick(self, now: float) -> None:
         """Called a few times a second."""
 
+    def opening(self, load: Load) -> Load:
+        """What is loaded by a start that is about to be."""
+
+    def used(self, own: float | None) -> float | None:
+        """Seconds of processors that the engine's steps have used, with its process's own."""
+
 
 class EngineClient:
     """Starts an engine, sends commands, and passes its reports to a listener. Belongs to one event loop."""
@@ -97,7 +103,15 @@ class EngineClient:
             load,
             serving,
             new_host,
-            Hooks(self._receive, listener.engine_lost, self._ready, listener.working, listener.tick),
+            Hooks(
+                self._receive,
+                listener.engine_lost,
+                self._ready,
+                listener.working,
+                listener.tick,
+                listener.opening,
+                listener.used,
+            ),
             memory,
         )
         self._memory = memory
@@ -117,6 +131,11 @@ class EngineClient:
     def pid(self) -> int | None:
         """Process id of the engine process; None for a thread, or while there is none."""
         return self._supervisor.pid
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of the engine's process so far; 0 where nobody knows."""
+        return self._supervisor.cpu_seconds
 
     @property
     def restarts(self) -> int:
@@ -162,6 +181,10 @@ class EngineClient:
     def send(self, command: Command) -> None:
         """Send a command; it is lost when the engine is dead."""
         self._supervisor.send(command)
+
+    def kill(self, reason: str) -> None:
+        """End the process, which is started again."""
+        self._supervisor.kill(reason)
 
     def began(self) -> None:
         """An idle engine gets work."""

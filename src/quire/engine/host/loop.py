@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from quire.config.live import LiveEngineConfig
 from quire.core.cache_changes import CacheChanges
@@ -82,10 +83,12 @@ class EngineLoop:
         cores: CoreShares | None = None,
         give_pages: Callable[[], object] = lambda: None,
         room: RoomInUse | None = None,
+        idle: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        """`idle`: in its contexts no step runs, and it may come to the steps of others; see IdleRounds."""
         self._core, self._channel = core, channel
         self._cores, self._give_pages = cores, give_pages
-        self._room = room
+        self._room, self._idle = room, idle
         self._totals = StepTotals(core)
         self._adapters = OpeningAdapters(core.adapters, channel)
         self._live: dict[str, _Live] = {}
@@ -107,7 +110,9 @@ class EngineLoop:
             idle = due != 0.0
             self._send_changes()
             self._send_stats(now=idle)
-            for command in self._channel.receive(wait=idle, seconds=due):
+            with self._idle() if idle else nullcontext():
+                commands = self._channel.receive(wait=idle, seconds=due)
+            for command in commands:
                 if isinstance(command, Stop):
                     return
                 self._obey(command)

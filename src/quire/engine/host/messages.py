@@ -51,7 +51,8 @@ class Load(_Message, frozen=True, tag=1):
     """First message: the checkpoint folder and options. `beside` is memory held by another process, by part; `lent`
     the most bytes that it may borrow from other engines, None where nothing is lent. `adapters`: paths of those that it
     begins with, for which there must be room. `near`: the processors that the engine and its ranks stay on, any if
-    there are none. `named`: Ready says what stands for the engine's bits.
+    there are none. `named`: Ready says what stands for the engine's bits. `replicas`: the
+    file through which replicas that share experts meet.
     """
 
     folder: str
@@ -61,6 +62,7 @@ class Load(_Message, frozen=True, tag=1):
     adapters: tuple[str, ...] = ()
     near: tuple[int, ...] = ()
     named: bool = False
+    replicas: str = ""
 
 
 class AddRequest(_Message, frozen=True, tag=2):
@@ -224,7 +226,9 @@ class Ready(_Message, frozen=True, tag=2):
     ids: int = 0  # token ids that a prompt may have, when that is not `vocab`
     embed_dim: int = 0  # of a row in place of a token, 0 if there may be none
     blocks: str = ""  # fingerprint, in hex, of what names blocks in tiers, if there are any
+    weights: str = ""  # digest of the files of its weights, equal for copies
     bits: str = ""  # fingerprint, in hex, of all that determines what is computed, if it was asked for
+    shares: bool = False  # experts, with other replicas
 
 
 class Fatal(_Message, frozen=True, tag=3):

@@ -31,12 +31,14 @@ else:  # whoever has it run calls main()
 from quire.engine.build.adapter_room import with_room_for
 from quire.engine.build.assemble import Built, build
 from quire.engine.build.disk_tiers import engine_fingerprint
+from quire.engine.build.load_weights import weights_fingerprint
 from quire.engine.build.opening import open_model
 from quire.engine.host.borrowing import RoomInUse
 from quire.engine.host.channel import Channel, ChannelClosedError
 from quire.engine.host.core_shares import CoreShares
 from quire.engine.host.loop import EngineLoop
 from quire.engine.host.messages import Fatal, Load, LoadProgress, Ready, Stop
+from quire.executor.expert_replicas import idle_rounds
 from quire.types import QuireError
 from quire.util.numa import stay_on
 from quire.util.platform import end_with_parent
@@ -70,7 +72,8 @@ def serve(
             startup.mark("ready")
             channel.send(_ready(built, startup, named=first[0].named))
             room = _room(built, channel) if first[0].lent is not None else None
-            EngineLoop(built.core, channel, cores, built.give_pages, room).run()
+            with idle_rounds(built.executor, built.sharing, lost) as idle:
+                EngineLoop(built.core, channel, cores, built.give_pages, room, idle).run()
         finally:
             if cores is not None:
                 cores.bind(1, lambda _: None)  # ranks may wait for a step that has failed: they hear no more
@@ -97,8 +100,9 @@ def _load(command: Load, channel: Channel, startup: Startup, lost: Callable[[str
         model = open_model(command.folder, tokenizer=False, startup=startup)
         config = with_room_for(command.config, command.adapters, model.facts.spec)
         return build(
-            model, config, progress, beside=command.beside, startup=startup, lent=command.lent or 0, lost=lost
-        )
+            model, config, progress, beside=command.beside, startup=startup, lent=command.lent or 0, lost=lost,
+            replicas=command.replicas,
+        )  # fmt: skip
     except (QuireError, ValueError, OSError, MemoryError) as error:
         channel.send(Fatal(type(error).__name__, str(error)))
         return None
@@ -128,7 +132,9 @@ def _ready(built: Built, startup: Startup, *, named: bool) -> Ready:
         ids=built.program.ids,
         embed_dim=built.embed_dim,
         blocks="" if built.core.tiers is None else built.core.tiers.fingerprint.hex(),
+        weights=weights_fingerprint(built.model, built.config.asked, copies=True),
         bits=bits.hex(),
+        shares=built.sharing is not None,
     )
 
 

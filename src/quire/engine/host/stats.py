@@ -16,7 +16,7 @@ from quire.engine.usage_ledger import UsageTotals
 from quire.util.platform import resident_bytes
 
 if TYPE_CHECKING:
-    from quire.worker.expert_balance import ExpertBalance
+    from quire.executor.plans import Paging
     from quire.worker.swap_space import SwapSpace
 
 _SHARE_SECONDS = 5.0
@@ -83,8 +83,7 @@ class StepTotals:
             steps=self.steps,
             step_seconds=self._seconds,
             step_phase_seconds=dict(self._phases),
-            rank_seconds=tuple(self._core.rank_seconds()),
-            **_expert_counts(self._core.experts),
+            **_rank_counts(self._core),
             **self._shares.fields(self._seconds),
             head_of_line_seconds=self._behind,
             prefill_tokens=self._prefill,
@@ -102,7 +101,7 @@ class StepTotals:
             adapter_evictions=dict(adapters.evictions) if adapters else {},
             resident_bytes=resident_bytes(),
             **_learned(self._core.costs),
-            **_swapped(swap),
+            **_swapped(swap, self._core.paging),
             disk_tier=kept.get("disk", {}),
             remote_tier={**kept.get("remote", {}), **_arrived(self._core.arrivals)},
             step_budget=min(scheduler.limits.tokens, scheduler.config.max_num_batched_tokens),
@@ -121,14 +120,19 @@ class StepTotals:
         )
 
 
-def _expert_counts(experts: ExpertBalance | None) -> dict[str, Any]:
-    if experts is None or not any(experts.pairs):
-        return {}
-    return {
-        "expert_pairs": tuple(experts.pairs),
-        "expert_moves": experts.moved,
-        "expert_load": experts.ratios,
+def _rank_counts(core: EngineCore) -> dict[str, Any]:
+    seconds, experts = [*core.rank_seconds()], core.experts
+    found: dict[str, Any] = {
+        "rank_seconds": tuple(worked for worked, _ in seconds),
+        "rank_wait_seconds": tuple(waited for _, waited in seconds),
     }
+    if experts is not None and any(experts.pairs):
+        found |= {
+            "expert_pairs": tuple(experts.pairs),
+            "expert_moves": experts.moved,
+            "expert_load": experts.ratios,
+        }
+    return found
 
 
 class _Shares:
@@ -171,11 +175,12 @@ def _arrived(arrivals: Arrivals | None) -> dict[str, float]:
     return {"came": arrivals.came, "late": arrivals.late, "wait_seconds": arrivals.seconds}
 
 
-def _swapped(swap: SwapSpace | None) -> dict[str, Any]:
-    """The fields of EngineStats about a swap space."""
-    if swap is None:
-        return {}
-    return {"swap_blocks": len(swap), "swapped_out": swap.blocks_out, "swapped_in": swap.blocks_in}
+def _swapped(swap: SwapSpace | None, paging: Paging | None) -> dict[str, Any]:
+    """The fields of EngineStats about a swap space, and weights that do not all stay in memory."""
+    found: dict[str, Any] = {} if paging is None else {"weight_paging": paging.counts._asdict()}
+    if swap is not None:
+        found |= {"swap_blocks": len(swap), "swapped_out": swap.blocks_out, "swapped_in": swap.blocks_in}
+    return found
 
 
 def _learned(costs: StepCostModel) -> dict[str, Any]:

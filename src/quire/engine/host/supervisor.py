@@ -38,7 +38,8 @@ _MAX_TICK = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Callbacks of a supervisor. `lost` comes before a restart, `ready` after each (re)start.
+    """Callbacks of a supervisor. `opening`, of what is about to be loaded, and `lost` come before a (re)start, `ready`
+    after each.
 
     `lost` returns how many deaths, this one and earlier ones, have a known cause that will not recur.
     """
@@ -48,6 +49,8 @@ class Hooks:
     ready: Callable[[Ready], None]
     working: Callable[[], bool]
     tick: Callable[[float], None]
+    opening: Callable[[Load], Load]
+    used: Callable[[float | None], float | None]
 
 
 class Supervisor:
@@ -78,6 +81,11 @@ class Supervisor:
     def pid(self) -> int | None:
         """The engine's process id."""
         return self._connection.host.pid if self._connection else None
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of the engine's process so far; 0 where nobody knows."""
+        return (self._connection.host.cpu_seconds() or 0.0) if self._connection else 0.0
 
     async def start(self, progress: Callable[[int, int], None] | None) -> None:
         """The first start. Raises the errors of loading; nothing has to be stopped then."""
@@ -128,6 +136,12 @@ class Supervisor:
         if self._connection is not None:
             self._connection.send(command)
 
+    def kill(self, reason: str) -> None:
+        """End the process, which is started again."""
+        if self._connection is not None:
+            logger.error("killing the engine: %s", reason)
+            self._connection.host.kill()
+
     def began(self) -> None:
         """An idle engine gets work."""
         self._watchdog.began(time.monotonic())
@@ -151,7 +165,7 @@ class Supervisor:
         if memory is not None:
             await memory.enter(lambda number, own, lent: connection.send(GrantRoom(number, own, lent)))
         try:
-            ready = await connection.open(self._load, progress)
+            ready = await connection.open(self._hooks.opening(self._load), progress)
         except BaseException:
             self._left()
             raise
@@ -252,7 +266,7 @@ class Supervisor:
         verdict = self._watchdog.check(
             now,
             working=self._hooks.working(),
-            cpu_seconds=connection.host.cpu_seconds(),
+            cpu_seconds=self._hooks.used(connection.host.cpu_seconds()),
             overslept=overslept,
         )
         if verdict is Verdict.ASK:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quire import _native
 from quire.executor.base import (
     F32,
     U8,
@@ -22,16 +24,16 @@ from quire.executor.base import (
     check_program,
 )
 from quire.executor.expert_places import UncountedExperts
-from quire.executor.group import Group
-from quire.executor.plans import PlanCounts, StepSize
+from quire.executor.plans import Paging, PlanCounts, StepSize
 from quire.executor.sampler import HostSampler
 from quire.executor.torch import collectives, experts, ops
+from quire.executor.torch.group import DistributedGroup, Group
 from quire.executor.torch.operands import Operands, run_op
 from quire.executor.torch.state import State
 from quire.executor.torch.step import DeviceStep, StepReader
 from quire.executor.torch.weights import Weights
 from quire.loader.packed import Packer
-from quire.program.memory import kv_block_bytes
+from quire.program.memory import kv_block_bytes, plan_arena
 from quire.program.program import Program
 from quire.program.tensors import AdapterShape, Param
 from quire.quant import GroupCodes
@@ -69,6 +71,8 @@ class TorchExecutor:
     """
 
     packer: Packer | None = None
+    paging: Paging | None = None  # all weights stay
+    held_experts = UncountedExperts()
 
     def __init__(
         self, program: Program, device: str = "cpu", *, threads: int = 1, isa: str = "",
@@ -88,6 +92,7 @@ class TorchExecutor:
         self._steps = 0
         self._seconds: list[float] | None = None  # of each op, while they are measured
         self._group: Group | None = None
+        self._shown = 0  # the address of what other ranks read
 
     @property
     def isa(self) -> str:
@@ -96,6 +101,32 @@ class TorchExecutor:
     def join(self, group: Group) -> None:
         """Meet the other ranks of the program there."""
         self._group = group
+
+    def meet(
+        self, ranks: _native.SharedRanks, meeting: str, stage: int, size: int, here: int, peers: Iterable[int]
+    ) -> None:
+        """Meet the ranks of the program in their processes; see MeetingExecutor."""
+        torch.set_num_threads(max(1, self._threads))  # others have the other processors
+        own = self._device.type == "cuda" and torch.cuda.device_count() >= here
+        self.join(DistributedGroup(meeting, f"stage of rank {stage}", size, ranks, nccl=own, peers=peers))
+
+    def place_activations(self, address: int) -> None:
+        """Show what the next stage takes there, where a native executor has it; see RankExecutor."""
+        self._shown = address
+
+    def use(self, arrays: StepArrays) -> None:
+        """Later steps are in these arrays; see RankExecutor."""
+        self._bound()[1].arrays = arrays
+
+    def _show(self, outputs: Outputs, num_tokens: int) -> None:
+        """Copy the outputs of a stage to where ranks of the next one read them."""
+        if not self._shown or self.program.plan.is_last_stage:
+            return
+        limits = self._bound()[1].limits
+        places = plan_arena(self.program, limits.max_tokens, limits.max_logit_rows).offsets
+        for each in self.program.outputs:
+            rows = np.ascontiguousarray(outputs[each.name][:num_tokens])
+            ctypes.memmove(self._shown + places[each.buffer], rows.ctypes.data, rows.nbytes)
 
     def write(self, buffer: str, rows: F32) -> None:
         """Fill the first rows of an input; see Runnable.write."""
@@ -144,7 +175,9 @@ class TorchExecutor:
         self._step = self._bound()[1].read(num_tokens, num_rows)
         self._steps += 1
         ops = self.program.ops if num_logit_rows else self.program.body
-        return self._run_ops(first_op, len(ops), self._step, num_logit_rows)
+        outputs = self._run_ops(first_op, len(ops), self._step, num_logit_rows)
+        self._show(outputs, num_tokens)
+        return outputs
 
     def run_head(self, num_logit_rows: int) -> Outputs:
         if self._step is None:
@@ -284,6 +317,13 @@ class TorchExecutor:
         for given in self._bound()[1].arrays.embeddings:
             rows = torch.tensor(given.rows)  # a copy: those of a request are read-only
             buffer[given.start : given.start + len(rows)] = rows.to(buffer.device)
+
+
+def shown_bytes(program: Program, limits: Limits) -> int:
+    """Bytes of what a stage shows to the next one."""
+    if program.plan.is_last_stage:
+        return 0
+    return sum(4 * limits.max_tokens * program.buffer(each.buffer).cols for each in program.outputs)
 
 
 def find_device(name: str) -> torch.device:

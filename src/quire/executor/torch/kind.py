@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import torch
+
 from quire.executor.base import Executor, Limits
 from quire.executor.sampler import sampler_bytes
 from quire.executor.torch.adapter_matrices import planned_bytes
-from quire.executor.torch.executor import TorchExecutor
+from quire.executor.torch.executor import TorchExecutor, shown_bytes
 from quire.executor.torch.state import buffer_bytes, workspace_bytes
 from quire.executor.torch.weights import weight_bytes
 from quire.program.memory import codebook_bytes, kv_block_bytes, rope_table_bytes
@@ -41,7 +43,10 @@ class TorchKind:
         return {
             "weights": weight_bytes(program),
             "kv": limits.blocks * kv_block_bytes(program, limits.block_size),
-            "activations": buffer_bytes(program, limits) + workspace_bytes(program, limits) + LIBRARY_GROWTH,
+            "activations": buffer_bytes(program, limits)
+            + workspace_bytes(program, limits)
+            + LIBRARY_GROWTH
+            + shown_bytes(program, limits),
             "tables": rope_table_bytes(program, limits.max_len) + codebook_bytes(program),
             "adapters": planned_bytes(program, limits),
         }
@@ -54,7 +59,23 @@ class TorchKind:
         """The most bytes that its sampler will ever hold."""
         return sampler_bytes(program.vocab, limits, self.threads)
 
+    def device_of(self, program: Program) -> str:
+        """The device of a program: ranks take turns with the GPUs of the host if none is named by its number."""
+        plan = program.plan
+        if plan.ranks == 1 or self.device != "cuda" or not torch.cuda.device_count():
+            return self.device
+        number = plan.pipeline_parallel_rank * plan.tensor_parallel_size + plan.tensor_parallel_rank
+        return f"cuda:{number % torch.cuda.device_count()}"
+
     def make(self, program: Program, beside: Executor | None = None) -> TorchExecutor:
         """An executor without weights; see ExecutorKind."""
         other = cast("TorchExecutor | None", beside)
-        return TorchExecutor(program, self.device, threads=self.threads, isa=self.isa, beside=other)
+        return TorchExecutor(
+            program, self.device_of(program), threads=self.threads, isa=self.isa, beside=other
+        )
+
+
+def torch_facts(device: str) -> dict[str, str | int]:
+    """What hosts must have in common whose executors meet there, by what it is called."""
+    gpus = torch.cuda.device_count() if device.startswith("cuda") else 0
+    return {"torch": torch.__version__, "number of GPUs": gpus}

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from quire.executor.group import Group
 from quire.executor.torch.cache import CacheRow, Location, Rotation
+from quire.executor.torch.group import Group
 from quire.executor.torch.state import State
 from quire.executor.torch.step import DeviceStep
 from quire.executor.torch.weights import Weights, quantize_rows

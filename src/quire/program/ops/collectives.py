@@ -1,14 +1,17 @@
 """What ranks of one stage tell each other. Ranks run the same ops in the same order and meet at each of these.
 
-A program of one rank has none. `wire_bytes` of their cost is the least that a rank must receive.
+A program of one rank has none. `wire_bytes` of their cost is the least that a rank must receive. Replicas that share
+experts meet in the last two, with other tokens each; one that has none to compute comes without rows.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import ClassVar, Literal
 
 from quire.program.formats import DTYPE_BYTES
-from quire.program.op import Op, Read, Write
+from quire.program.op import ExpertScratch, Op, Read, Scratch, Write
+from quire.program.tensors import Buffer
 from quire.program.work import Cost, Work
 from quire.records import dataclass
 
@@ -61,7 +64,7 @@ class AllToAll(Op):
     """Rows of experts, whole in the rank that has the expert, become columns of all rows in each rank.
 
     x has a row for each pair of a token and an expert, sorted by expert; a rank has filled those of its own experts,
-    which are an even share of `experts` (RankPlan.experts). out[r] = this rank's columns of row r, unsummed.
+    which are an even share of the `experts` places (RankPlan.experts). out[r] = this rank's columns of row r, unsummed.
     """
 
     x: Read
@@ -74,4 +77,52 @@ class AllToAll(Op):
         row = work.row_bytes(self.out)
         n *= work.buffers[self.x].per
         moved = work.row_bytes(self.x) // self.ranks + row
+        return Cost(activation_bytes=n * moved, wire_bytes=n * row * (self.ranks - 1) // self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareTokens(Op):
+    """out, out_ids = x, ids of all replicas, one replica after the other; places as in Route, of the pairs of all.
+
+    `ranks` of these replicas share the experts, `tensor_ranks` of each.
+    """
+
+    x: Read
+    ids: Read
+    out: Write
+    out_ids: Write
+    places: Write
+    ranks: int
+    tensor_ranks: int
+    experts: int
+    shows: ClassVar[tuple[str, ...]] = ("x", "ids")
+
+    def cost(self, work: Work, n: int) -> Cost:
+        row, replicas = work.rows_bytes(self.x, self.ids), work.buffers[self.out].replicas
+        return Cost(activation_bytes=n * (replicas + 2) * row, wire_bytes=n * (replicas - 1) * row)
+
+    def scratch(self, buffer: Callable[[str], Buffer]) -> tuple[Scratch, ...]:
+        out = buffer(self.out_ids)
+        return (ExpertScratch(self.experts, out.cols * out.replicas),)
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnRows(Op):
+    """out[places[t, j]] = this rank's columns of x[shared_places[t', j]], of the rank that has the expert ids[t', j];
+    t' is the token t of this replica among those of all. The way back from ShareTokens."""
+
+    x: Read
+    ids: Read
+    shared_places: Read
+    places: Read
+    out: Write
+    ranks: int
+    tensor_ranks: int
+    experts: int
+    shows: ClassVar[tuple[str, ...]] = ("x",)
+
+    def cost(self, work: Work, n: int) -> Cost:
+        row = work.row_bytes(self.out)
+        n *= work.buffers[self.out].per
+        moved = work.row_bytes(self.x) // self.tensor_ranks + 2 * row
         return Cost(activation_bytes=n * moved, wire_bytes=n * row * (self.ranks - 1) // self.ranks)

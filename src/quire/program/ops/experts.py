@@ -23,6 +23,9 @@ class Route(Op):
     Equal numbers: the lower expert or group first. All is float32. places[t, j] is the row of pair (t, j) when all
     pairs are sorted by expert, and by token inside an expert. A token whose logits are not all finite goes to the
     first top_k experts with weights NaN.
+
+    An executor may hold experts at other places (executor/expert_places), of which there are `spare` more than experts;
+    ids are places then.
     """
 
     logits: Read
@@ -31,6 +34,8 @@ class Route(Op):
     weights: Write
     places: Write
     router: Router
+    spare: int = 0
+    chooses_experts: ClassVar[bool] = True
 
     def cost(self, work: Work, n: int) -> Cost:
         flops = (EXP_FLOPS + 3) * self.router.experts  # exponential, sum, correction, comparison
@@ -39,7 +44,7 @@ class Route(Op):
 
     def scratch(self, buffer: Callable[[str], Buffer]) -> tuple[Scratch, ...]:
         del buffer
-        return (ExpertScratch(self.router.experts, self.router.top_k),)
+        return (ExpertScratch(self.router.experts + self.spare, self.router.top_k),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +65,8 @@ class Experts(Op):
     """out[r] = x[r] @ weight[e]ᵀ (+ bias[e]) for every row r = places[t, j] of x, e = ids[t, j].
 
     A Linear for each expert that has rows (grouped matrix product); weights of the others are not read. An output row
-    has the bits that Linear gives it alone. The weight may hold only some of the router's `experts`, from number
-    `first` on; rows of others are not filled.
+    has the bits that Linear gives it alone. The weight may hold only those at some of the `experts` places, from
+    number `first` on; rows of others are not filled.
     `adapted` and `shrunk` as in Linear, with as many parts for each expert, one expert after the other.
     """
 
@@ -80,6 +85,7 @@ class Experts(Op):
 
     def cost(self, work: Work, n: int) -> Cost:
         weight, per = work.params[self.weight], work.buffers[self.out].per
+        n *= work.buffers[self.out].replicas  # which have as many tokens, as far as anybody knows
         rows = n * per * weight.experts // self.experts  # of a rank with some of the experts: its share
         flops = 2 * rows * weight.matrix_rows * weight.cols + (rows * weight.matrix_rows if self.bias else 0)
         read = weight.rows * work.weight_row_bytes(weight) + work.vector_bytes(self.bias)

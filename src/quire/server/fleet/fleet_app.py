@@ -122,7 +122,7 @@ class FleetApp:
             self._access.check_source(exchange)
             self._admin.check_route(self._access, exchange, route)
         if isinstance(route, Post) and not route.admin:
-            self._fleet.tenants.enter(exchange)
+            await self._fleet.tenants.enter(exchange)
         require_ready(self._fleet.state)
         body = await exchange.body(self._config.max_body_bytes, self._config.body_timeout)
         named = _named(exchange, body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from quire.engine.api import Engine
 from quire.server.app import open_routes
 from quire.server.batches.batch_endpoints import batch_endpoints
 from quire.server.context import ServerContext
@@ -40,11 +41,17 @@ class FleetService:
         for member in fleet.members.values():
             self.adopt(member.service.context)
         fleet.added = self.added
+        if self._simulations.on:
+            self._simulations.engines = self._engines
 
     @property
     def memory(self) -> RequestMemory:
         """What the bodies of requests are taken from as they arrive."""
         return self.app.memory
+
+    def _engines(self) -> dict[str, Engine]:
+        named = {**self._fleet.members, **dict(self._fleet.names())}
+        return {name: member.service.context.engine for name, member in named.items()}
 
     def added(self, member: Member) -> None:
         """A version that has come while the server runs."""

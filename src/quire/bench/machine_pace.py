@@ -1,0 +1,78 @@
+"""How fast the machine was, by time: what all steps of a moment have in common, whatever is in them.
+
+Steps with many rows run when requests have queued up, and requests queue up when the machine is slow. A model that does
+not know of the machine takes that for a price of rows, so that a simulated queue would keep itself. So what slows all
+steps of a moment is told apart from what a kind of step takes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.records import dataclass
+
+_SECONDS, _STEPS = 0.25, 16  # of a moment, at least
+_PARTS = 12  # of a log: how fast the machine was in them is how fast it may be
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class MachinePace:
+    """Moments that have `begun`, in order, with the factor of the time that steps took in each."""
+
+    begun: Sequence[float]
+    factors: Sequence[float]
+
+    def at(self, time: float) -> float:
+        """The factor of a moment; that of the first before it, and of the last after it."""
+        return self.factors[max(0, bisect_right(self.begun, time) - 1)] if self.factors else 1.0
+
+
+def moments_of(begun: Floats) -> NDArray[np.int64]:
+    """The moment of each step, by number: as long as it takes to tell how fast the machine is."""
+    found = np.zeros(len(begun), np.int64)
+    number, first, count = 0, begun[0] if len(begun) else 0.0, 0
+    for i, at in enumerate(begun.tolist()):
+        if at - first >= _SECONDS and count >= _STEPS:
+            number, first, count = number + 1, at, 0
+        found[i], count = number, count + 1
+    if count < _STEPS and number:
+        found[found == number] = number - 1
+    return found
+
+
+def pace_of(moments: NDArray[np.int64], ratios: Floats) -> Floats:
+    """By moment, what its steps took relative to what they would take, in the median; the median of moments is 1."""
+    if not len(ratios):
+        return np.ones(0)
+    cuts = np.flatnonzero(np.diff(moments)) + 1
+    found = np.array([np.median(part) for part in np.split(ratios, cuts)])
+    middle = np.median(found)
+    return found / middle if middle > 0 else np.ones(len(found))
+
+
+def paced(begun: Floats, moments: NDArray[np.int64], factors: Floats) -> MachinePace:
+    """The paces of moments."""
+    _, firsts = np.unique(moments, return_index=True)
+    return MachinePace(array("d", begun[firsts].tolist()), array("d", factors.tolist()))
+
+
+def levels_of(begun: Floats, slowness: Floats, seconds: Floats) -> tuple[float, float]:
+    """How fast and how slow the machine was in parts of a log, relative to all of it: what steps took in them together,
+    beside what they would have taken at the usual pace. Without enough steps 1 and 1."""
+    if len(begun) < _PARTS * _STEPS:
+        return 1.0, 1.0
+    place = np.minimum((begun - begun[0]) / max(1e-9, begun[-1] - begun[0]) * _PARTS, _PARTS - 1).astype(
+        np.int64
+    )
+    took = np.bincount(place, seconds, _PARTS)
+    plain = np.bincount(place, seconds / slowness, _PARTS)
+    whole = took.sum() / plain.sum()
+    parts = took[plain > 0] / plain[plain > 0] / whole
+    return float(parts.min()), float(parts.max())
