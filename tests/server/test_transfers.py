@@ -102,7 +102,7 @@ def patient() -> Iterator[None]:
         patch.setattr("quire.core.coming_blocks.PATIENCE", GUARD)
         patch.setattr("quire.core.coming_blocks.MOST_SECONDS", GUARD)
         patch.setattr("quire.worker.remote_tier.CALL_SECONDS", GUARD)
-        patch.setattr("quire.worker.remote_tier._PAUSES", (0.05, 0.05))
+        patch.setattr("quire.worker.outages.PAUSES", (0.05, 0.05))
         patch.setattr("quire.worker.kept_blocks._LOOK_SECONDS", 0.05)
         patch.setattr("quire.router.dividing._MARGIN", GUARD)
         yield
