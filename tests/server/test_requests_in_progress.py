@@ -17,7 +17,7 @@ ADMIN = "key-of-an-administrator"
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[LiveServer]:
-    options = ENDLESS | {"max_num_seqs": 1, "slo": ("chat:ttft=600000", "batch:")}
+    options = ENDLESS | {"max_num_seqs": 1, "slo": ("chat:", "batch:")}
     with serving(folder, options, api_key=KEYS, admin_api_key=(ADMIN,), **PATIENT) as live:
         yield live
 

@@ -63,7 +63,8 @@ async def _list(contexts: Contexts, context: ServerContext, exchange: Exchange) 
 
 def requests_of(contexts: Sequence[ServerContext], exchange: Exchange) -> list[RequestBody]:
     """The requests in progress that whoever asks may see, in the order of arrival."""
-    found = [_body(*one, exchange) for one in _seen(contexts, exchange)]
+    now = time.monotonic()
+    found = [_body(*one, exchange, now) for one in _seen(contexts, exchange)]
     return sorted(found, key=lambda body: -body.age)
 
 
@@ -90,8 +91,10 @@ def _seen(
                 yield context, request, output
 
 
-def _body(context: ServerContext, request: Request, output: RequestOutput, exchange: Exchange) -> RequestBody:
-    card, times, now = context.engine.card, output.timings, time.monotonic()
+def _body(
+    context: ServerContext, request: Request, output: RequestOutput, exchange: Exchange, now: float
+) -> RequestBody:
+    card, times = context.engine.card, output.timings
     classes, number = card.service_classes, request.terms.service_class
     started, first = times.scheduled, times.first_token
     return RequestBody(
