@@ -1,4 +1,4 @@
-"""The simulator beside a server: four kinds of load at three rates, python -m benchmarks.simulated FOLDER.
+"""The simulator beside a server: kinds of load at three rates, python -m benchmarks.simulated FOLDER.
 
 Each trial serves a load and keeps the log of the server in FOLDER, KIND-RATE.qlog; rates are shares of that at which
 requests are served that all come at once. `--report` simulates the requests of each log and prints the tables: with the
@@ -42,6 +42,9 @@ KINDS = {
     "bursts": "--input-len lognormal:150:0.6 --output-len lognormal:40:0.6 --arrival gamma --burstiness 0.25",
     "documents": "--input-len 500-1200 --output-len 10-40",
     "shared prefix": "--prefix-len 256 --prefix-families 4 --input-len 320-500 --output-len 20-100",
+    # a quarter of the prompt, for a model that would take half an hour for the two above
+    "short documents": "--input-len 125-300 --output-len 10-40",
+    "short shared prefix": "--prefix-len 64 --prefix-families 4 --input-len 80-125 --output-len 20-100",
 }
 SHARES = (0.2, 0.4, 0.6)
 OBJECTIVES = ("ttft:200", "tpot:20")
@@ -230,7 +233,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS)[:4])
     parser.add_argument("--shares", nargs="+", type=float, default=None)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
     parser.add_argument("--knee", action="store_true", help="the rate up to which objectives are kept")

@@ -280,4 +280,4 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_rule_has_a_cause_in_the_set() -> None:
-    assert len(RULES) == 16
+    assert len(RULES) == 17
