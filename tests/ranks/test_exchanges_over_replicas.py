@@ -12,6 +12,7 @@ import pytest
 from helpers.rank_processes import Wide, answers, answers_of_replicas, make
 from helpers.ranks import native
 from helpers.specs import BF16
+from helpers.stepper import Stepper
 from quire.executor import expert_rounds
 from quire.executor.expert_places import HeldExperts
 from quire.executor.expert_rounds import RoundExchanges, SharedLoads, exchange_bytes
@@ -57,7 +58,7 @@ def test_answers_are_those_of_one_process(
         alone = answers(llm)
     moved = move_at_random(monkeypatch)
     assert answers_of_replicas(wide(name), **options, **SHARED, **ranks) == alone
-    assert len(moved) > 5
+    assert len(moved) > 2
 
 
 @pytest.mark.ranks
@@ -75,15 +76,16 @@ class Replicas:
 
     def __init__(self) -> None:
         self.each = []
-        memory = None
-        for number in range(2):
-            plan = RankPlan(expert_parallel=True, data_parallel_size=2, data_parallel_rank=number)
-            executor = native(lower(EXPERTS, BF16, plan))
-            programs = [executor.program]
-            if memory is None:
-                memory = np.zeros(exchange_bytes(programs), np.uint8)
+        plans = [
+            RankPlan(1, 0, expert_parallel=True, data_parallel_size=2, data_parallel_rank=n) for n in (0, 1)
+        ]
+        programs = [lower(EXPERTS, BF16, plan) for plan in plans]
+        memory = np.zeros(exchange_bytes(programs[:1]), np.uint8)
+        for program in programs:
+            executor = native(program)
+            executor.bind(LIMITS, Stepper(program, LIMITS).arrays)
             held = executor.held_experts
-            self.each.append(SharedLoads(held, RoundExchanges(held, programs, memory)))
+            self.each.append(SharedLoads(held, RoundExchanges(held, [program], memory)))
         self._entered = 0
 
     def round(self) -> None:
