@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.rank_processes import Wide, answers, answers_of_replicas, make
-from helpers.ranks import native
+from helpers.ranks import LIMITS, native
 from helpers.specs import BF16
 from helpers.stepper import Stepper
 from quire.executor import expert_rounds
