@@ -205,9 +205,10 @@ class Leads(OwnExecutor):  # type: ignore[misc]
         self._run(running(0, None, None))
 
     def _run(self, numbers: tuple[int, ...]) -> Outputs:
-        shared, run, idle = self._shared, super().run, None
+        shared, run = self._shared, super().run
+        # Not this class's, which is a command to all; also of a model without experts, which shares none.
+        idle = super().run_idle if self.program.plan.shares_experts else None
         if self._sharing is not None:
-            idle = super().run_idle
             self._sharing.begin(steps=numbers[-4] > 0)
         with self._all(RankAct.RUN, *numbers):
             outputs = shared.run(self, numbers, run, idle)
