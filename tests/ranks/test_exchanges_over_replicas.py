@@ -27,14 +27,16 @@ SHARED: dict[str, Any] = {"data_parallel_size": 2, "enable_expert_parallel": Tru
 
 def move_at_random(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """Of replicas in threads: two experts of any ranks change as often as they can; returns those, as they grow."""
-    chance, moved = random.Random(3), []
+    chance = random.Random(3)
+    moved: list[tuple[int, int, int]] = []
 
     def step(self: ExpertBalance) -> None:
         experts = self._executor.experts
         if experts.move:
             layer, at = chance.choice([*experts.placed.items()])
-            moved.append((layer, *chance.sample(range(len(at)), 2)))
-            experts.swap(*moved[-1])
+            one, other = chance.sample(range(len(at)), 2)
+            experts.swap(layer, one, other)
+            moved.append((layer, one, other))
 
     monkeypatch.setattr(ExpertBalance, "step", step)
     monkeypatch.setattr(expert_rounds, "_SHARE", 1e9)  # of the time
@@ -75,7 +77,7 @@ class Replicas:
     """Two replicas of one rank, without their programs."""
 
     def __init__(self) -> None:
-        self.each = []
+        self.each: list[SharedLoads] = []
         plans = [
             RankPlan(1, 0, expert_parallel=True, data_parallel_size=2, data_parallel_rank=n) for n in (0, 1)
         ]
@@ -114,11 +116,11 @@ def test_two_change_in_the_third_round(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.move
 
 
-def test_the_first_replica_knows_the_loads_of_all() -> None:
+def test_the_first_replica_knows_the_loads_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     replicas = Replicas()
     for number, each in enumerate(replicas.each):
         own = {layer: np.arange(len(at)) + 10 * number for layer, at in each.placed.items()}
-        each._own.take_pairs = lambda own=own: own  # type: ignore[misc]
+        monkeypatch.setattr(each._own, "take_pairs", lambda own=own: own)
     first, other = replicas.each
     assert not any(pairs.any() for pairs in other.take_pairs().values())
     for pairs in first.take_pairs().values():
