@@ -134,18 +134,23 @@ class Relay(FromServer):
             self._count(self.ids.size - known)
         if chunk:
             self.add(chunk)
-            if not (self.is_kept or self.mark):
+            if self._keep is None and not self.mark:
                 chunk, self._part = chunk + self._part, b""
         return chunk
 
     def add(self, data: bytes) -> None:
-        """Note what was sent by another server that goes on."""
-        self._count(len(data))
-        if self.is_kept:
+        """Keep what is sent, if there is memory for it."""
+        keep, size = self._keep, len(data)
+        if keep is None:
+            return
+        if keep(size):
+            self.sent_bytes += size
             self.sent.append(data)
+        else:
+            self.forget()
 
     def _count(self, size: int) -> None:
-        """Take memory for so many bytes more that are kept; without it nothing is."""
+        """Take memory for so many bytes more that are kept beside; without it nothing is."""
         if self._keep is not None:
             if self._keep(size):
                 self.sent_bytes += size
