@@ -160,7 +160,7 @@ def simulate(
     config = SchedulerConfig(
         num_blocks=_blocks(bound, tier_gb),
         block_size=BLOCK,
-        max_num_batched_tokens=8192,
+        max_num_batched_tokens=2048,
         max_model_len=LONGEST,
     )
 
