@@ -19,8 +19,10 @@ from quire.bench.engine_run import Prompts, open_bench_model
 from quire.bench.technique_effects import TechniqueEffect
 from quire.config import env
 from quire.config.schema import EngineConfig
+from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.api import Ask
 from quire.engine.build.assemble import build
+from quire.engine.build.budget import options_of
 from quire.engine.sync_engine import SyncEngine
 from quire.outputs import RequestOutput
 from quire.planner.deployment import LoadDemand
@@ -76,14 +78,17 @@ def measured_effects(
 
 
 class _Timed:
-    """An engine of the model in this process. A context manager."""
+    """An engine of the model in this process, with these options and so many `blocks`. A context manager."""
 
     def __init__(self, work: MeasuredWork, options: dict[str, Any]) -> None:
-        plain: dict[str, Any] = {
-            "max_model_len": work.longest, "max_num_seqs": _STREAMS, "enable_prefix_caching": False,
-            "num_kv_blocks": _STREAMS * work.longest // _BLOCK,
-        }  # fmt: skip
-        asked = EngineConfig(**(plain | options))
+        given: dict[str, Any] = {"blocks": _STREAMS * work.longest // _BLOCK, "block_size": _BLOCK} | options
+        limits = SchedulerConfig(
+            num_blocks=given.pop("blocks"), block_size=given["block_size"], max_num_seqs=_STREAMS,
+            max_model_len=work.longest, enable_prefix_caching=False,
+        )  # fmt: skip
+        plain = options_of(limits)
+        del plain["max_num_batched_tokens"]  # the engine's own
+        asked = EngineConfig(**(plain | given))
         self._built = build(*open_bench_model(work.model, asked, tokenizer=False))
         self._engine = SyncEngine(self._built)
         self.vocab = self._built.program.vocab
@@ -103,7 +108,7 @@ class _Timed:
         """Seconds until all requests have ended, and what came of them. They come together, or all but the first after
         so many steps of that."""
         began, self.steps = time.perf_counter(), []
-        waiting, made = list(zip(prompts, outputs, strict=True)), []
+        waiting, made = list(zip(prompts, outputs, strict=True)), list[RequestOutput]()
         while waiting or self._engine.has_work():
             while waiting and (not made or len(self.steps) >= steps_before):
                 prompt, length = waiting.pop(0)
@@ -174,8 +179,16 @@ def _tiles(work: MeasuredWork) -> tuple[float, str]:
     rng, tokens = np.random.default_rng(0), work.prompt
     q, k, v = (rng.standard_normal((tokens, _HEAD_DIM), np.float32) for _ in range(3))
     out, core = np.empty_like(q), _native.Executor(env.isa(), 1)
-    pointers = [each.ctypes.data for each in (q, k, v, out)]
-    moved = 4 * _native.attend_tiles(core, *pointers, tokens, _HEAD_DIM, min(_TILE, tokens))
+    moved = 4 * _native.attend_tiles(
+        core,
+        q.ctypes.data,
+        k.ctypes.data,
+        v.ctypes.data,
+        out.ctypes.data,
+        tokens,
+        _HEAD_DIM,
+        min(_TILE, tokens),
+    )
     naive = attention_traffic_bytes(1, tokens, 4) + 4 * 4 * tokens * _HEAD_DIM
     return naive / moved, (
         f"the kernel has counted {moved / 2**10:,.0f} KiB that a head moves for {tokens} tokens, not "
@@ -184,7 +197,7 @@ def _tiles(work: MeasuredWork) -> tuple[float, str]:
 
 
 def _paging(work: MeasuredWork) -> tuple[float, str]:
-    runs = {"block_size": work.longest, "num_kv_blocks": _STREAMS, "max_num_seqs": _REQUESTS}
+    runs = {"block_size": work.longest, "blocks": _STREAMS, "max_num_seqs": _REQUESTS}
     blocks = {"max_num_seqs": _REQUESTS}
     one, other = _pair(work, blocks, runs, lambda engine, prompts: _skewed(engine, work, prompts))
     return one / other, (
@@ -251,7 +264,7 @@ def _interference(work: MeasuredWork) -> tuple[float, str]:
 
 def _offloading(work: MeasuredWork) -> tuple[float, str]:
     """The second time of a prompt whose blocks gave way: out of the swap space, and computed again."""
-    room = {"num_kv_blocks": work.longest // _BLOCK + 1, "enable_prefix_caching": True}
+    room = {"blocks": work.longest // _BLOCK + 1, "enable_prefix_caching": True}
 
     def measure(engine: _Timed, prompts: Prompts) -> float:
         mine, *others = prompts.make(4, work.prompt)
