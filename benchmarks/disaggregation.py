@@ -4,7 +4,8 @@
     python -m benchmarks.disaggregation --transfer [--block 1835008]
 
 Both pairs of servers have one thread each, stay loaded behind a `quire router` of their own, and work in turns, each
-time with and without prompts. Streams are answers of 1,900 tokens, one after the other; a burst is of prompts of some
+time with and without prompts. So does a third pair, whose prompts go to a server that shares nothing with the one for
+answers: what they cost the answers there, the machine costs, and no way to serve can have less. Streams are answers of 1,900 tokens, one after the other; a burst is of prompts of some
 1,600 tokens that nobody has seen. Clients, routers and the kv-server share the cores with the servers.
 
 With --transfer: blocks to a kv-server in another process and back, beside a bare socket to and from another process
@@ -41,7 +42,7 @@ from quire.worker.remote_tier import RemoteTier
 
 QUIRE = (sys.executable, "-m", "quire.cli.main")
 OPTIONS = ("--port", "0", "--threads", "1", "--memory", "700MiB", "--max-model-len", "2048")
-SETUPS = ("two servers that do all", "prompts and answers apart")
+SETUPS = ("two servers that do all", "prompts and answers apart", "nothing shared but the machine")
 _ROOMS = " ".join(f"Room {n} is painted in colour {n * 7 % 12}." for n in range(122))
 
 
@@ -62,13 +63,15 @@ def process(*command: str) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def setup(name: str, model: str, key: Path) -> Iterator[int]:
-    """The router of a way to serve."""
+def setup(name: str, model: str, key: Path) -> Iterator[tuple[int, int]]:
+    """The router of a way to serve, and the port for prompts of bursts."""
     with contextlib.ExitStack() as stack:
-        if name == SETUPS[0]:
+        if name != SETUPS[1]:
             ports = [stack.enter_context(process("serve", model, *OPTIONS)) for _ in range(2)]
             urls = [f"http://127.0.0.1:{port}" for port in ports]
-            yield stack.enter_context(process("router", "--port", "0", "--backend", *urls))
+            behind = urls if name == SETUPS[0] else urls[:1]
+            router = stack.enter_context(process("router", "--port", "0", "--backend", *behind))
+            yield router, router if name == SETUPS[0] else ports[1]
             return
         blocks = stack.enter_context(
             process("kv-server", "--port", "0", "--size", "256MiB", "--key-file", str(key))
@@ -76,11 +79,12 @@ def setup(name: str, model: str, key: Path) -> Iterator[int]:
         tiers = [f"remote=127.0.0.1:{blocks}:{key},role={role}" for role in ("decode", "prefill")]
         ports = [stack.enter_context(process("serve", model, *OPTIONS, "--kv-tiers", tier)) for tier in tiers]
         answers, prompts = (f"http://127.0.0.1:{port}" for port in ports)
-        yield stack.enter_context(
+        router = stack.enter_context(
             process(
                 "router", "--port", "0", "--backend", answers, "--prefill", prompts, "--kv-key-file", str(key)
             )
         )
+        yield router, router
 
 
 async def stream(port: int, body: dict[str, Any], until: float) -> list[float]:
@@ -100,9 +104,10 @@ async def stream(port: int, body: dict[str, Any], until: float) -> list[float]:
 
 
 async def phase(
-    port: int, args: argparse.Namespace, number: int, *, bursts: bool
+    ports: tuple[int, int], args: argparse.Namespace, number: int, *, bursts: bool
 ) -> tuple[list[float], list[float]]:
     """Gaps between tokens, and times to the first token of the prompts, in seconds."""
+    port, for_prompts = ports
     gaps: list[float] = []
     firsts: list[float] = []
     until = time.perf_counter() + args.seconds
@@ -116,7 +121,7 @@ async def phase(
     async def prompt(which: int) -> None:
         said = {"role": "user", "content": f"{number} {which} {bursts}. {_ROOMS}"}
         began = time.perf_counter()
-        times = await stream(port, {"messages": [said], "max_tokens": 4}, began + 60)
+        times = await stream(for_prompts, {"messages": [said], "max_tokens": 4}, began + 60)
         firsts.append(times[0] - began)
 
     async def prompts() -> None:
@@ -133,7 +138,7 @@ async def phase(
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Both ways to serve in turns."""
+    """The ways to serve in turns."""
     found: dict[tuple[str, bool], list[tuple[float, float, float, int]]] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         key = Path(folder) / "key"
@@ -151,7 +156,7 @@ def compare(args: argparse.Namespace) -> None:
                     if number >= 0:
                         found.setdefault((name, bursts), []).append(row)
         metrics = subprocess.run(
-            ["curl", "-s", f"http://127.0.0.1:{ports[SETUPS[1]]}/metrics"],
+            ["curl", "-s", f"http://127.0.0.1:{ports[SETUPS[1]][0]}/metrics"],
             capture_output=True,
             text=True,
             check=True,

@@ -1,12 +1,13 @@
-"""The simulator beside a server: four kinds of load at three rates, python -m benchmarks.simulated FOLDER.
+"""The simulator beside a server: kinds of load at three rates, python -m benchmarks.simulated FOLDER.
 
 Each trial serves a load and keeps the log of the server in FOLDER, KIND-RATE.qlog; rates are shares of that at which
 requests are served that all come at once. `--report` simulates the requests of each log and prints the tables: with the
 step times and deviations of the same log, with those of its first half for the requests of the second, which it has not
 seen, and with those of a log of another rate.
 
-With `--knee` the same requests come at rising rates, into knee-KIND-RATE.qlog, and the log of the lowest says at which
-of them fewer than nine of ten would keep the objectives: beside the rate at which they do.
+With `--knee` the same requests come at rising rates, each to a server of its own, into knee-KIND-RATE.qlog. Servers
+take turns, slice by slice, so that all have met the machine of the same minutes. The log of the lowest rate says at
+which of them fewer than nine of ten would keep the objectives: beside the rate at which they do.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -42,12 +43,16 @@ KINDS = {
     "bursts": "--input-len lognormal:150:0.6 --output-len lognormal:40:0.6 --arrival gamma --burstiness 0.25",
     "documents": "--input-len 500-1200 --output-len 10-40",
     "shared prefix": "--prefix-len 256 --prefix-families 4 --input-len 320-500 --output-len 20-100",
+    # a quarter of the prompt, for a model that would take half an hour for the two above
+    "short documents": "--input-len 125-300 --output-len 10-40",
+    "short shared prefix": "--prefix-len 64 --prefix-families 4 --input-len 80-125 --output-len 20-100",
 }
 SHARES = (0.2, 0.4, 0.6)
 OBJECTIVES = ("ttft:200", "tpot:20")
 _ALL_AT_ONCE = 48  # requests
 _LEAST = 20  # requests of a trial
 _KEPT = 0.9  # of the requests, up to the knee
+_SLICES = 6  # of the requests of each rate, where servers take turns
 _KNEE_SHARES = (0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3)
 _SEEDS = (1, 2, 3)  # of simulations with the deviations of another log
 _SHOWN = tuple(name for name in FIGURES if name.startswith(("ttft", "tpot", "e2el", "goodput")))
@@ -107,6 +112,15 @@ def load(url: str, kind: str, rate: float, requests: int, *words: str) -> dict[s
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def record_in_turns(kind: str, logs: Mapping[float, Path], requests: int, words: list[str]) -> None:
+    """Serve a load at rising rates, each of which has a log."""
+    with ExitStack() as stack:
+        urls = {rate: stack.enter_context(server(log, words)) for rate, log in logs.items()}
+        for number in range(_SLICES):
+            for rate in sorted(urls, reverse=number % 2 > 0):
+                load(urls[rate], kind, rate, requests // _SLICES, "--seed", str(number))
 
 
 def record(kind: str, rate: float, requests: int, words: list[str], log: Path) -> None:
@@ -230,7 +244,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS)[:4])
     parser.add_argument("--shares", nargs="+", type=float, default=None)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
     parser.add_argument("--knee", action="store_true", help="the rate up to which objectives are kept")
@@ -253,11 +267,14 @@ def main() -> None:
             most = load_rate(load(url, kind, float("inf"), _ALL_AT_ONCE))
         for old in args.folder.glob(f"{'knee ' * args.knee}{kind}-*.qlog"):
             old.unlink()
-        for share in args.shares or (_KNEE_SHARES if args.knee else SHARES):
-            rate = share * most
-            count = args.requests if args.knee else max(_LEAST, int(rate * args.seconds))
-            log = args.folder / f"{'knee ' * args.knee}{kind}-{rate:06.2f}.qlog"
-            record(kind, rate, count, args.serve, log)
+        rates = [share * most for share in args.shares or (_KNEE_SHARES if args.knee else SHARES)]
+        if args.knee:
+            logs = {rate: args.folder / f"knee {kind}-{rate:06.2f}.qlog" for rate in rates}
+            record_in_turns(kind, logs, args.requests, args.serve)
+            continue
+        for rate in rates:
+            log = args.folder / f"{kind}-{rate:06.2f}.qlog"
+            record(kind, rate, max(_LEAST, int(rate * args.seconds)), args.serve, log)
 
 
 def load_rate(found: dict[str, Any]) -> float:
