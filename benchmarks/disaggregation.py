@@ -5,9 +5,9 @@
 
 Both pairs of servers have one thread each, stay loaded behind a `quire router` of their own, and work in turns, each
 time with and without prompts. So does a third pair, whose prompts go to a server that shares nothing with the one for
-answers: what they cost the answers there, the machine costs, and no way to serve can have less. Streams are answers
-of 1,900 tokens, one after the other; a burst is of prompts of some 1,600 tokens that nobody has seen. Clients,
-routers and the kv-server share the cores with the servers.
+answers: what they cost the answers there, the machine costs, and no way to serve can have less. Streams are answers of
+1,900 tokens, one after the other; a burst is of prompts of some 1,600 tokens that nobody has seen. Clients, routers and
+the kv-server share the cores with the servers.
 
 With --transfer: blocks to a kv-server in another process and back, beside a bare socket to and from another process
 with the same blocks, which are read into one place, all over loopback in turns. The server is full, as one is that runs

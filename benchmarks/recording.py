@@ -72,7 +72,9 @@ def main() -> None:
             file = LogFile(path, 2**32)
             plain = seconds(rows, steps, None, config)
             ring = seconds(rows, steps, Recorder(config), config)
-            written = seconds(rows, steps, Recorder(config, file=file), config)
+            recorder = Recorder(config, file=file)
+            written = seconds(rows, steps, recorder, config)
+            recorder.close()  # until then the file has room for rows to come
             size = path.stat().st_size / steps
         print(
             f"{rows:>5} {1e6 * plain:>9.1f} {1e6 * (ring - plain):>8.1f} {1e6 * (written - plain):>8.1f} "

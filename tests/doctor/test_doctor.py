@@ -46,7 +46,8 @@ WELL: dict[str, float] = {
     "quire_step_decode_tokens_total": 10000, "quire_spec_decode_num_draft_tokens_total": 1000,
     "quire_spec_decode_num_accepted_tokens_total": 700, "quire_draft_faults_total": 0,
     "quire_late_rows_total": 1, "quire_grammar_compile_seconds_sum": 0.1, "quire_grammar_compile_seconds_count": 10,
-    "quire_adapter_evictions_total": 1,
+    "quire_adapter_evictions_total": 1, 'quire_replica_wait_seconds_total{replica="0"}': 0.2,
+    'quire_replica_wait_seconds_total{replica="1"}': 0.4,
 }  # fmt: skip
 GAUGES = ("_running", "_waiting", "_perc", "_info")
 # cause -> what is different about the server
@@ -80,6 +81,7 @@ CAUSES: dict[str, Mapping[str, float]] = {
     "drafts fail": {"quire_draft_faults_total": 3},
     "grammars": {"quire_grammar_compile_seconds_sum": 9},
     "adapters": {"quire_adapter_evictions_total": 60},
+    "replicas wait": {'quire_replica_wait_seconds_total{replica="1"}': 4},
     "server errors": {'http_requests_total{status="500"}': 4},
     "refused for load": {'http_requests_total{status="429"}': 40},
     "client errors": {'http_requests_total{status="400"}': 90},
@@ -241,9 +243,10 @@ def test_a_running_server_that_never_ends_its_answers(
     assert "wrong chat template" in found  # nobody has asked for a chat
     source = Path(diagnose.__code__.co_filename).read_text()
     for name in ("quire_late_rows_total", "quire_draft_faults_total", "quire_step_seconds_total",
-                 "quire_adapter_evictions_total", "http_requests_total", "quire_engine_restarts_total"):  # fmt: skip
+                 "quire_adapter_evictions_total", "http_requests_total", "quire_engine_restarts_total",
+                 "quire_replica_wait_seconds_total"):  # fmt: skip
         assert name in source
-        assert name in now or name.startswith("quire_adapter")
+        assert name in now or name.startswith(("quire_adapter", "quire_replica"))
     assert main(["doctor", server.url, "--seconds", "0.5", "--json"]) in {0, 1}
     report = json.loads(capsys.readouterr().out)
     assert {"environment", "facts", "machine", "server"} <= report.keys()
@@ -329,4 +332,4 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_rule_has_a_cause_in_the_set() -> None:
-    assert len(RULES) == 16
+    assert len(RULES) == 17

@@ -232,7 +232,7 @@ def test_reports_are_added_up() -> None:
     first = EngineStats(
         running=1, blocks=5, step_seconds=0.5, step_tokens=(1, 2), flops={"bf16": 1.0}, compute_share=0.2,
         step_cost_error=0.1, degrade_steps={"shed": 1}, words=(3, 4), step_costs=(1.0,),
-        usage=(UsageTotals("a", "", 1, 2, 3, 4.0, 5.0),), adapter_bytes=(1, 2),
+        usage=(UsageTotals("a", "", 1, 2, 3, 4.0, 5.0),), adapter_bytes=(1, 2), replica_wait_seconds=(1.5,),
     )  # fmt: skip
     second = EngineStats(
         running=2, blocks=5, step_seconds=0.25, step_tokens=(1, 2, 3), flops={"int8": 2.0}, bandwidth_share=0.5,
@@ -243,7 +243,7 @@ def test_reports_are_added_up() -> None:
         running=3, blocks=10, step_seconds=0.75, step_tokens=(2, 4, 3), flops={"bf16": 1.0, "int8": 2.0},
         compute_share=0.2, bandwidth_share=0.5, step_cost_error=0.3, degrade_steps={"shed": 1, "cap": 0}, words=(3, 4),
         step_costs=(1.0,), usage=(UsageTotals("a", "", 2, 2, 3, 4.0, 5.0), UsageTotals("b", "t", 2)),
-        adapter_bytes=(4, 6),
+        adapter_bytes=(4, 6), replica_wait_seconds=(1.5, 0.0),
     )  # fmt: skip
 
 

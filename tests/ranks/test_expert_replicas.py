@@ -27,10 +27,11 @@ LONG = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
 
 
 def with_engine(
-    folder: Path, check: Callable[[ReplicatedEngine], Coroutine[Any, Any, None]], **more: Any
-) -> None:
+    folder: Path, check: Callable[[ReplicatedEngine], Coroutine[Any, Any, None]], *, in_process: bool = False,
+    **more: Any,
+) -> None:  # fmt: skip
     config = EngineConfig(**(COMMON | {"memory": 4 * 2**30} | SHARED | more))
-    with_replicas(folder, config, check, ServingConfig(engine_restarts=10))
+    with_replicas(folder, config, check, ServingConfig(engine_restarts=10), in_process=in_process)
 
 
 async def text(engine: ReplicatedEngine, name: str, params: SamplingParams = SHORT) -> Any:
@@ -84,6 +85,9 @@ def test_its_life(
         first = await text(engine, "first")
         for number in range(3):  # one replica computes, the other comes along
             assert await text(engine, f"again{number}") == first
+        await until(lambda: any(engine.stats.replica_wait_seconds))
+        assert len(engine.stats.replica_wait_seconds) == len(engine._engines)
+        assert sum(engine.stats.replica_wait_seconds) < engine.stats.step_seconds
         for level in levels:
             await engine.sleep(level, 5.0)
             assert engine.state is EngineState.SLEEPING
@@ -106,6 +110,28 @@ def test_its_life(
             assert reason in caplog.text
 
     with_engine(wide("qwen3-moe"), check, **ranks)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of a step
+def test_replicas_in_threads(wide: Wide, caplog: pytest.LogCaptureFixture) -> None:
+    """An idle one notices that another has left, and so does one that computes."""
+
+    async def ended(engine: ReplicatedEngine, requests: int) -> None:
+        before = engine.stats.restarts
+        streams = [engine.generate(ask(f"{n}", (70 + n, 80), LONG)) for n in range(requests)]
+        engine._engines[1].kill("a test ends it")
+        found = await asyncio.gather(*map(collect, streams), return_exceptions=True)
+        assert all(isinstance(one, EngineUnavailableError) for one in found)
+        await until(lambda: engine.stats.restarts == before + 2 and engine.state is EngineState.READY)
+
+    async def check(engine: ReplicatedEngine) -> None:
+        first = await text(engine, "first")
+        for requests in (0, 4):
+            await ended(engine, requests)
+            assert await text(engine, f"after {requests}") == first
+        assert "its thread ended: another replica, which has a part of the experts, has left" in caplog.text
+
+    with_engine(wide("qwen3-moe"), check, in_process=True)
 
 
 def test_files_are_renewed_once_for_each_death() -> None:

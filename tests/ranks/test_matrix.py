@@ -63,7 +63,9 @@ def test_every_plan_answers_as_one_rank(wide: Wide, name: str, formats: str) -> 
 @pytest.mark.parametrize("formats", FORMATS)
 @pytest.mark.parametrize("name", [model.name for model in TINY_MODELS])
 def test_four_ranks_answer_as_one(tmp_path: Path, name: str, formats: str) -> None:
-    """Four ranks of a stage, and two replicas of two ranks with whole experts, of models with four panels."""
+    """Four ranks of a stage, and two replicas of two ranks that share whole experts, of models with four panels.
+
+    Of five and six experts ranks hold one or two."""
     model = wider(tiny_model(name))
     widths = ("moe_intermediate_size", "shared_expert_intermediate_size")
     more = {"hidden_size": 256} | {width: 200 for width in widths if width in model.overrides}

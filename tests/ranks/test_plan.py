@@ -132,7 +132,7 @@ def test_a_stage_counts_its_own_layers() -> None:
         (
             replace(moe_spec(Router(3, 2), 256, dim=256), vocab=330),
             {"tensor_parallel_size": 4, "expert_parallel": True},
-            "4 ranks cannot share num_experts 3: each needs one",
+            "4 ranks cannot share num_experts 3: each needs one, so tensor_parallel_size can be 3 at most",
         ),
         (DENSE, {"pipeline_parallel_size": 5}, "pipeline_parallel_size: 5 is more than the model's 4 layers"),
         (

@@ -13,7 +13,8 @@ from helpers.ranks import CHUNKS, LIMITS, native, prompts, same
 from helpers.specs import BF16, moe_spec
 from helpers.stepper import Stepper
 from quire import _native
-from quire.executor.expert_replicas import shown_bytes
+from quire.engine.host.replica_files import ReplicaFiles
+from quire.executor.expert_replicas import ExpertReplicas, shown_bytes
 from quire.loader import LoadRules, RandomWeights, load
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
@@ -117,6 +118,16 @@ def test_a_step_whose_others_have_left_fails(formats: str) -> None:
             running.result()
 
 
+def test_waits_of_rounds_without_a_step_are_not_counted() -> None:
+    files, plan = ReplicaFiles(2), RankPlan(expert_parallel=True, data_parallel_size=2)
+    replicas = ExpertReplicas(files.join(0), [lower(EXPERTS, BF16, plan)], 0, LIMITS, crowded=True)
+    for steps, waited, counted in ((True, 3, 3), (False, 50, 3), (False, 60, 3), (True, 4, 7), (True, 0, 7)):
+        replicas.begin(steps=steps)
+        replicas.ranks.wait_more(waited * 10**9)
+        assert replicas.waited == replicas.waited == counted
+    files.close()
+
+
 def test_each_expert_is_held_once() -> None:
     plans = [
         RankPlan(2, t, expert_parallel=True, data_parallel_size=3, data_parallel_rank=d)
@@ -128,7 +139,8 @@ def test_each_expert_is_held_once() -> None:
     assert shares[-1].stop == 128
     assert all(not plan.experts(128, 2).total > 128 for plan in plans)
     with pytest.raises(
-        UnsupportedModelError, match="enable_expert_parallel: 6 ranks cannot share num_experts 5"
+        UnsupportedModelError,
+        match=r"6 ranks cannot share num_experts 5: .* tensor_parallel_size times data_parallel_size can be 5 at most",
     ):
         lower(EXPERTS, BF16, replace(plans[0]))
 

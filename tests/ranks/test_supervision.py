@@ -25,6 +25,12 @@ def ranks_of(engine: AsyncEngine) -> list[int]:
     return started_by(engine.pid)
 
 
+def children(pid: int) -> set[int]:
+    """The processes that any thread of a process has started."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return {int(found) for each in lists for found in each.read_text().split()}
+
+
 def gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
@@ -67,11 +73,14 @@ def test_all_ranks_end_and_start_again(
 
 
 @pytest.mark.ranks
-def test_an_idle_rank_that_dies_is_replaced() -> None:
+@pytest.mark.parametrize("in_process", [False, True])
+def test_an_idle_rank_that_dies_is_replaced(in_process: bool) -> None:
     async def work() -> None:
-        folder = shipped_models()["quire-mini"]
-        async with running(folder, in_process=False, pipeline_parallel_size=2, num_kv_blocks=1024) as engine:
-            (rank,) = ranks_of(engine)
+        folder, others = shipped_models()["quire-mini"], children(os.getpid())
+        async with running(
+            folder, in_process=in_process, pipeline_parallel_size=2, num_kv_blocks=1024
+        ) as engine:
+            (rank,) = children(engine.pid or os.getpid()) - others
             os.kill(rank, signal.SIGKILL)
             await until(lambda: engine.stats.restarts == 1 and engine.state is EngineState.READY)
             await collect(engine.generate(ask("after", params=SHORT)))

@@ -52,6 +52,18 @@ def end_of(log: bytes, count: int) -> int:
     return at
 
 
+def test_a_step_takes_at_most_100_bytes_a_row(log: bytes) -> None:
+    steps = [row for row in read_rows(log).rows if isinstance(row, rows.Step) and row.rows]
+    assert any(len(step.rows) == 4 for step in steps)
+    month, second = 30 * 86_400 * 10**9, 10**9
+    long = rows.Step(
+        10**8, month, second // 50, second, second + second // 50, 900_000, 60_000, 0, 0, 900_000, 100_000, 1000,
+        (8192, 512), [10**7 << SAMPLE_BITS, 131_000, 1, 1],
+    )  # fmt: skip
+    for step in (*steps, long):
+        assert len(framed(encode(step))) <= 100 * len(step.rows) // 4
+
+
 def test_a_flipped_bit_is_seen(log: bytes) -> None:
     whole = read_rows(log).rows
     rng = random.Random(1)

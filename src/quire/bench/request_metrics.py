@@ -14,7 +14,15 @@ import numpy as np
 
 from quire.bench.goodput import Goodput, goodput
 from quire.bench.results import Better, Metric
-from quire.bench.statistics import PERCENTILES, Estimate, carried, cluster_estimates, estimate, percentile
+from quire.bench.statistics import (
+    PERCENTILES,
+    Estimate,
+    Floats,
+    carried,
+    cluster_estimates,
+    estimate,
+    percentile,
+)
 from quire.bench.timeline import (
     RequestMetrics,
     RequestRecord,
@@ -232,15 +240,15 @@ def _distributions(good: Sequence[RequestMetrics], failed: int) -> dict[str, Dis
                 late = {percent: percentile(ends, percent) * 1e3 for percent in carried(len(ends))}
             found[name] = _distribution(name, samples, points, late)
         elif clusters.get(name):
-            samples = sorted(gap for cluster in clusters[name] for gap in cluster)
-            percents = carried(len(samples))
+            pooled = np.sort(np.concatenate(clusters[name]))
+            percents = carried(len(pooled))
             estimates = cluster_estimates(clusters[name], percents)
-            found[name] = _distribution(name, samples, dict(zip(percents, estimates, strict=True)), {})
+            found[name] = _distribution(name, pooled, dict(zip(percents, estimates, strict=True)), {})
     return found
 
 
 def _distribution(
-    name: str, samples: Sequence[float], points: dict[float, Estimate], late: dict[float, float]
+    name: str, samples: Sequence[float] | Floats, points: dict[float, Estimate], late: dict[float, float]
 ) -> Distribution:
     unit, better, factor = _LATENCIES[name]
     scaled = np.asarray(samples, dtype=np.float64) * factor

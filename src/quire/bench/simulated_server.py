@@ -12,7 +12,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
-from functools import partial
+from functools import lru_cache, partial
 
 from quire.bench.recorded_drafts import DraftWalk, RecordedDrafts
 from quire.bench.timeline import RequestRecord
@@ -38,7 +38,7 @@ StepTime = Callable[[Sequence[float]], float]
 
 
 def _summed(costs: Sequence[float], features: Sequence[float]) -> float:
-    return sum(x * cost for x, cost in zip(features, costs, strict=True))
+    return sum([x * cost for x, cost in zip(features, costs, strict=True)])
 
 
 def _scattered(share: float, seed: int) -> StepFactor:
@@ -480,13 +480,17 @@ class SimulatedServer:
             self._end_caution.answered(late=self.now > due)
 
 
+@lru_cache(maxsize=4096)
+def _greedy(most: int) -> SamplingParams:
+    """Parameters of up to `most` tokens; checking them takes as long as a step."""
+    return SamplingParams(temperature=0.0, max_tokens=most)
+
+
 def _request(index: int, arrival: Arrival, due: float | None) -> Request:
     return Request(
         request_id=str(index),
         prompt_token_ids=TokenIds(arrival.prompt),
-        params=SamplingParams(
-            temperature=0.0, max_tokens=arrival.output if arrival.known else max(arrival.most, arrival.output)
-        ),
+        params=_greedy(arrival.output if arrival.known else max(arrival.most, arrival.output)),
         eos_token_ids=(_EOS,),
         arrival=arrival.at,
         tenant=arrival.tenant,

@@ -135,7 +135,8 @@ def _weighted(
     for i in range(resamples):
         times = np.bincount(rng.integers(0, clusters, clusters), minlength=clusters)
         weight = np.cumsum(times[owner])
-        places = np.searchsorted(weight, shares * max(1, weight[-1]), side="left")
+        goals = np.ceil(shares * max(1, weight[-1])).astype(weight.dtype)  # else all weights become floats
+        places = np.searchsorted(weight, goals, side="left")
         found[i] = values[np.minimum(places, len(values) - 1)]
     return found
 

@@ -103,14 +103,16 @@ class BlockPool:
             raise ValueError(f"block {block} is not held or is already published")
         self._published[block] = 1
 
-    def unpublish(self, block: int) -> None:
-        """Mark a block as no longer findable by a prefix cache; a cached one becomes free."""
+    def unpublish(self, block: int) -> bool:
+        """Mark a block as no longer findable by a prefix cache; a cached one becomes free, and then it is true."""
         if not self._published[block]:
             raise ValueError(f"block {block} is not published")
         self._published[block] = 0
-        if self._references[block] == 0:
-            self.num_cached -= 1
-            self._free.append(block)
+        if self._references[block]:
+            return False
+        self.num_cached -= 1
+        self._free.append(block)
+        return True
 
     def forget_top(self) -> None:
         """As if no block had been taken yet, once all are free; else nothing changes."""

@@ -77,7 +77,7 @@ class PrefixCache:
         self.tenant = tenant
         self.num_blocks = self.num_cached = self.num_running = self.num_fetches = self.floor = 0
         self._caches, self._pool = caches, caches.pool
-        self._groups = tuple(groups)
+        self._groups, self._no_blocks = tuple(groups), [NO_BLOCK] * len(groups)
         self._block_size = block_size
         self._sliding = tuple((g, group.window) for g, group in enumerate(groups) if group.window)
         rules = caches.rules
@@ -193,15 +193,16 @@ class PrefixCache:
         """
         node = parent.children.get(key)
         if node is None:
-            node = self._tree.extend(parent, key, [NO_BLOCK] * len(blocks))
+            node = self._tree.extend(parent, key, [NO_BLOCK] * len(blocks), locked=True)
             if self._caches.tier is not None:
                 node.digest = chain(parent.digest, key)
             for watch in self._caches.hearers():
                 watch.published(self.tenant, parent, node)
+        else:
+            self._tree.lock(node)
         for group, block in enumerate(blocks):
             if block != NO_BLOCK:
                 self.put(node, group, block)
-        self._tree.lock(node)
         self._tree.unlock(parent)
         return node
 
@@ -209,7 +210,9 @@ class PrefixCache:
         """Make a held block findable at `node`, as `publish` does for all groups."""
         known = node.value[group]
         if known == NO_BLOCK:
-            self._place(node, group, block)
+            if self._caches.tier is not None:
+                self._caches.tier.published((node.digest, group), block, self.tenant)
+            self._settle(node, group, block)
         elif self._pool.is_cached(known):
             self._replace(known, block)
         elif known != block:
@@ -223,7 +226,7 @@ class PrefixCache:
         free = self._pool.num_free
         cached = self._pool.release(blocks)
         self._count(free - self._pool.num_free, len(cached))
-        for block in cached:
+        for block in cached if self._twins or self._sliding else ():
             if block in self._twins:
                 self._promote_twin(block)
             elif self._sliding and self._groups[self._home[block][1]].window:
@@ -331,8 +334,8 @@ class PrefixCache:
 
     def _prune(self, node: BlockNode) -> None:
         # With sliding groups only, a leaf can lose its last block: then no hit can end there any more.
-        at: BlockNode | None = node
-        while at is not None and self._is_free_leaf(at) and all(block == NO_BLOCK for block in at.value):
+        at: BlockNode | None = node if self._sliding else None
+        while at is not None and self._is_free_leaf(at) and at.value == self._no_blocks:
             parent = at.parent
             self._tree.remove(at)
             self._gone(at)
@@ -366,11 +369,6 @@ class PrefixCache:
         else:
             self._caches.sizes.pop(self, None)
 
-    def _place(self, node: BlockNode, group: int, block: int) -> None:
-        if self._caches.tier is not None:
-            self._caches.tier.published((node.digest, group), block, self.tenant)
-        self._settle(node, group, block)
-
     def _settle(self, node: BlockNode, group: int, block: int) -> None:
         node.value[group] = block
         self._home[block] = (node, group)
@@ -394,10 +392,9 @@ class PrefixCache:
     def _remove_home(self, block: int) -> None:
         node, group = self._home.pop(block)
         node.value[group] = NO_BLOCK
-        self._idle.pop(block, None)
-        free = self._pool.num_free
-        self._pool.unpublish(block)
-        if self._pool.num_free > free:  # it was cached
+        if self._idle:
+            self._idle.pop(block, None)
+        if self._pool.unpublish(block):
             self._count(-1, -1)
 
     def _forget_twins(self, blocks: Sequence[int]) -> None:
@@ -447,7 +444,7 @@ class PrefixCaches:
 
     def hearers(self) -> Sequence[CacheWatch]:
         """All that hear of blocks."""
-        return [*self.queues, *self.watches]
+        return [*self.queues, *self.watches] if self.queues else self.watches
 
     @property
     def all(self) -> Iterable[PrefixCache]:
@@ -562,7 +559,10 @@ class PrefixCaches:
     def _next_to_give(self, taker: PrefixCache) -> PrefixCache:
         """Who gives up a block: the one with the most above its floor. What `taker` has cached goes first where the
         others have no more than their shares."""
-        sizes, share = self.sizes, self._share(taker)
+        sizes = self.sizes
+        if len(sizes) == 1 and not self._floored:
+            return next(iter(sizes))
+        share = self._share(taker)
         if self._floored:
             sizes = {
                 cache: size - cache.floor

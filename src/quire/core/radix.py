@@ -146,19 +146,23 @@ class RadixTree(Generic[V]):
         self.touch(node)
         return node
 
-    def extend(self, parent: Node[V], block: bytes, value: V) -> Node[V]:
-        """Add one block below `parent`; its key may end with a mark. Raises ValueError when it is there already or is
-        not a block."""
+    def extend(self, parent: Node[V], block: bytes, value: V, *, locked: bool = False) -> Node[V]:
+        """Add one block below `parent`, perhaps locked once; its key may end with a mark. Raises ValueError when it is
+        there already or is not a block."""
         if len(block) < self.block_bytes or block in parent.children:
             raise ValueError("the block has the wrong length or is already known")
-        node: Node[V] = Node(block, parent, self.tick())
+        self._clock += 1
+        node: Node[V] = Node(block, parent, self._clock)
         node.value = value
         node.used, node.age = self.now, self._age
         parent.children[block] = node
         if parent.order is not None and len(block) == self.block_bytes:
             insort(parent.order, block)
         self._size += 1
-        self._offer(node)
+        if locked:
+            node.locks = 1  # it becomes a candidate when it is unlocked
+        else:
+            self._offer(node)
         return node
 
     def lock(self, node: Node[V]) -> None:
@@ -174,7 +178,7 @@ class RadixTree(Generic[V]):
 
     def touch(self, node: Node[V]) -> None:
         """Count `node`, and so every ancestor, as used now."""
-        node.last_use = self.tick()
+        self._clock = node.last_use = self._clock + 1
         node.used, node.age = self.now, self._age
         node.uses += 1
         if not node.locks and not node.children:
@@ -278,13 +282,15 @@ class RadixTree(Generic[V]):
             del parent.order[bisect_left(parent.order, node.key)]
         node.parent = None
         self._size -= 1
-        self._unpin(node)
-        parent.last_use = max(parent.last_use, node.last_use)
-        parent.used, parent.age = max(parent.used, node.used), max(parent.age, node.age)
+        if node.pinned:
+            self._unpin(node)
+        if node.last_use > parent.last_use:  # and with it the others, which only rise
+            parent.last_use, parent.used, parent.age = node.last_use, node.used, node.age
         parent.uses += node.uses
         if not parent.children and not parent.locks:
             self._offer(parent)
-        self._forget_removed()
+        if len(self._heap) > 2 * self._size + 64:
+            self._forget_removed()
 
     def evict(self) -> Node[V] | None:
         """Remove and return the unlocked leaf that is next; None when every leaf is locked."""
@@ -296,7 +302,8 @@ class RadixTree(Generic[V]):
 
     def grow_old(self, node: Node[V]) -> None:
         """A leaf is about to be evicted to make room: uses before that count less from now on."""
-        self._age = max(self._age, node.age + node.uses)
+        if self._by_uses:
+            self._age = max(self._age, node.age + node.uses)
 
     def remove_namespace(self, namespace: str) -> list[Node[V]]:
         """Remove a namespace and return its nodes. Raises ValueError when one of them is locked."""
@@ -312,7 +319,8 @@ class RadixTree(Generic[V]):
             node.parent = None
             node.children, node.order = {}, None
         self._size -= len(nodes)
-        self._forget_removed()
+        if len(self._heap) > 2 * self._size + 64:
+            self._forget_removed()
         return nodes
 
     def nodes(self) -> Iterator[Node[V]]:
@@ -396,9 +404,8 @@ class RadixTree(Generic[V]):
 
     def _forget_removed(self) -> None:
         # Nodes removed by name stay in the heap until they reach the top; keep them from outnumbering the rest.
-        if len(self._heap) > 2 * self._size + 64:
-            self._heap = [entry for entry in self._heap if entry[2].parent is not None]
-            heapq.heapify(self._heap)
+        self._heap = [entry for entry in self._heap if entry[2].parent is not None]
+        heapq.heapify(self._heap)
 
 
 def _follow(node: Node[V], keys: Sequence[bytes]) -> list[Node[V]]:

@@ -46,11 +46,10 @@ class Resumed:
 
     def kept(self, seq: Sequence) -> int:
         """Blocks that they need, but for `seq` and the other of its pair."""
-        return sum(
-            self._blocks.outstanding(other, other.computed)
-            for other in self._seqs
-            if other is not seq and other is not seq.partner
-        )
+        if not self._seqs:
+            return 0
+        others = [other for other in self._seqs if other is not seq and other is not seq.partner]
+        return sum([self._blocks.outstanding(other, other.computed) for other in others])
 
     def guards(self, seq: Sequence) -> bool:
         """Whether a sequence, or the other of its pair, may not be preempted."""

@@ -16,7 +16,9 @@ out, too; see core.step_sharing.
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from functools import partial
+from itertools import count
 from operator import attrgetter
 
 from quire.core.cached_prefix import Hit
@@ -136,7 +138,7 @@ class Scheduler(SchedulerState):
         ):
             self._resumed.clear()  # shares of tenants and drafts may take what was kept
             self._advance_running(step)
-        if not step.preempted:
+        if self._waiting and not step.preempted:
             self._admit_waiting(step)
         if self._requests.num_guided:
             hold_back(step)
@@ -173,26 +175,29 @@ class Scheduler(SchedulerState):
         if self._fetches is not None:
             for seq in self._fetches.end(result.filled):
                 self._waiting.push(seq)
-        running, token_ids, logged = Status.RUNNING, result.token_ids, result.logprobs
+        running, logged, tables = Status.RUNNING, result.logprobs, result.prompt_logprobs
         usual = not (result.failed or result.pooled or result.complete or result.drafted)
+        special = self._requests.num_guided > 0 or tables.count(None) < len(tables)
+        line, made = self.usage.only, 0  # tokens counted there
         events: list[SeqEvent] = []
         ended = False
-        for i, (seq, row, new) in enumerate(zip(seqs, out.scheduled, token_ids, strict=False)):
+        for i, seq, new in zip(count(), seqs, result.token_ids, strict=False):
             if seq.status is not running:
                 continue
             tokens = seq.tokens
             if (
                 usual
-                and row.logits == 1
                 and len(new) == 1
                 and (end := len(tokens)) + 1 < seq.limit
                 and (token := new[0]) not in seq.stop_ids
-                and not (row.prompt_logprobs or seq.follows)
+                and not (special and (seq.follows or tables[i] is not None))
             ):  # most rows of most steps; what follows does the same for any row
                 tokens.append(token)
-                seq.computed, state = end, seq.state
-                if (line := state.line) is not None:
-                    line.generated += 1
+                seq.computed = end
+                if line is not None:
+                    made += 1
+                elif (other := seq.state.line) is not None:
+                    other.generated += 1
                 if (account := seq.account) is not None:
                     account.served += seq.price
                 if end >= seq.wake:
@@ -206,12 +211,14 @@ class Scheduler(SchedulerState):
                     seq.sample_index,
                     new,
                 )
-                event.logprobs, event.cached_tokens = logged[i], state.cached_tokens
+                event.logprobs, event.cached_tokens = logged[i], seq.state.cached_tokens
                 event.prompt_logprobs = event.finish_reason = event.stop_token_id = event.drafts = None
                 event.pooled = b""
                 events.append(event)
                 continue
             ended = self._take_row(i, seqs, out, result, events) or ended
+        if line is not None:
+            line.generated += made
         if ended:
             self._sweep()
         return events
@@ -312,59 +319,76 @@ class Scheduler(SchedulerState):
 
     def _advance_running(self, step: StepPlan) -> None:
         rows, seqs, no_blocks = step.rows, step.seqs, self._no_blocks
-        budget, context, decode, ahead, streams = step.budget, 0, 0, step.ahead, step.streams
-        unusual = 0
-        passed, usual = step.passed, not (ahead or step.passed)
+        usual, most = not (step.ahead or step.passed), min(step.budget, step.streams - step.decode)
+        taken = context = 0
         kept = None if self._by_arrival or self._all_decode else decoding(self._running)
         for seq in self._running:  # a preemption shortens this list at its end, never before the cursor
             tokens, start = seq.tokens, seq.computed
-            end = known = len(tokens)
-            fits = usual and end - start == 1 and start >= seq.prompt_len and end <= seq.table.capacity
-            if fits and budget and decode < streams:
-                # Most rows of most steps; what follows does the same for any row.
-                budget -= 1
+            end = len(tokens)
+            if (
+                usual
+                and end - start == 1
+                and start >= seq.prompt_len
+                and end <= seq.table.capacity
+                and taken < most
+            ):  # most rows of most steps; `_catch_up` does the same for any row
+                taken += 1
                 context += end
-                decode += 1
-                rows.append(ScheduledSeq(seq.seq_id, start, [tokens[start]], no_blocks, 1))
+                row = unmade(ScheduledSeq)  # its constructor takes twice as long
+                row.seq_id = seq.seq_id
+                row.start = start
+                row.token_ids = [tokens[start]]
+                row.new_blocks = no_blocks
+                row.logits = 1
+                row.prompt_logprobs = False
+                row.depth = 0
+                row.parents = None
+                rows.append(row)
                 seqs.append(seq)
                 continue
-            if ahead and seq in ahead:
-                start, end = after(ahead[seq], seq, takes_turns=self.config.takes_turns)
-                known = end
-            if start == end or (start >= seq.prompt_len and (decode >= streams or seq.seq_id in passed)):
-                continue
-            most = budget if kept is None else most_tokens_of(seq, budget, kept)
-            if end - start > most:
-                if not budget:
-                    break
-                end = start + most
-            new_blocks = no_blocks
+            step.add_usual(taken, context)
+            if not self._catch_up(seq, step, kept):
+                return
+            taken = context = 0
+            most = min(step.budget, step.streams - step.decode)
+        step.add_usual(taken, context)
+
+    def _catch_up(self, seq: Sequence, step: StepPlan, kept: Counter[float] | None) -> bool:
+        """Add the row of a running sequence, if it has one; whether those behind it may have any. `kept`: see
+        core.streams."""
+        tokens, start, ahead = seq.tokens, seq.computed, step.ahead
+        end = known = len(tokens)
+        if ahead and seq in ahead:
+            start, end = after(ahead[seq], seq, takes_turns=self.config.takes_turns)
+            known = end
+        decodes = start >= seq.prompt_len
+        if start == end or (decodes and (step.decode >= step.streams or seq.seq_id in step.passed)):
+            return True
+        most = step.budget if kept is None else most_tokens_of(seq, step.budget, kept)
+        if end - start > most:
+            if not step.budget:
+                return False
+            end = start + most
+        new_blocks = self._no_blocks
+        if end > seq.table.capacity:
+            end = self._make_room(seq, start, end, step)
+            if end == start:
+                if seq.status is not Status.RUNNING:  # it was preempted itself, being the last
+                    return False
+                step.owed += self._blocks.outstanding(seq, start)
+                return True
             if end > seq.table.capacity:
-                end = self._make_room(seq, start, end, step)
-                if end == start:
-                    if seq.status is not Status.RUNNING:  # it was preempted itself, being the last
-                        break
-                    step.owed += self._blocks.outstanding(seq, start)
-                    continue
-                if end > seq.table.capacity:
-                    new_blocks = self._blocks.grow(seq, end)
-            budget -= end - start
-            context += end
-            if start >= seq.prompt_len and end == start + 1:
-                decode += 1
-            if end < known:
-                step.owed += self._blocks.outstanding(seq, end)
-            wants = (
-                seq.prompt_logprobs_left > 0 and end > seq.prompt_logprobs_from and start < seq.prompt_len - 1
-            )
-            ids = tokens[start:end] or [NEXT_TOKEN]
-            unusual += 1
-            rows.append(ScheduledSeq(seq.seq_id, start, ids, new_blocks, end == known, wants))
-            seqs.append(seq)
-        step.budget = budget
-        step.context = context
-        step.decode = decode
-        step.usual = len(rows) - unusual
+                new_blocks = self._blocks.grow(seq, end)
+        step.budget -= end - start
+        step.context += end
+        step.decode += decodes and end == start + 1
+        if end < known:
+            step.owed += self._blocks.outstanding(seq, end)
+        wants = seq.prompt_logprobs_left > 0 and end > seq.prompt_logprobs_from and start < seq.prompt_len - 1
+        ids = tokens[start:end] or [NEXT_TOKEN]
+        step.rows.append(ScheduledSeq(seq.seq_id, start, ids, new_blocks, end == known, wants))
+        step.seqs.append(seq)
+        return True
 
     def _make_room(self, seq: Sequence, start: int, end: int, step: StepPlan) -> int:
         """The position, at most `end`, up to which a running sequence can go from `start` with the available blocks.
@@ -398,11 +422,12 @@ class Scheduler(SchedulerState):
 
     def _admit_waiting(self, step: StepPlan) -> None:
         # Strictly in rank: if the first one does not fit, all wait for it, so none is overtaken for ever.
+        blocks = self._blocks
         while step.budget:
             seq = self._waiting.peek()
             # A preempted sequence does not start again before its running row has been passed to `update`.
             pair = [] if seq is None else halves(seq, Status.WAITING)
-            if seq is None or any(half in step.ahead for half in pair):
+            if seq is None or (step.ahead and any(half in step.ahead for half in pair)):
                 return
             if not self._may_have_slots(seq, len(pair)):
                 if self._part(step):
@@ -412,16 +437,15 @@ class Scheduler(SchedulerState):
             blocked = self._blocked
             if blocked and blocked.seq is seq and blocked.needs > room and self._step < blocked.until:
                 return  # looking up a long prompt in every step would cost more than the step
-            hit = self._blocks.find(seq)
+            hit = blocks.find(seq)
             if first_end(self.config, seq, hit, step.budget) == hit.length:
                 return
-            needs = self._blocks.needs(seq, hit)
+            needs = blocks.needs(seq, hit)
             for half in pair[1:]:
                 # As much is kept for the first when the second starts.
-                needs += self._blocks.needs(half, self._blocks.find(half)) + self._blocks.num_groups
+                needs += blocks.needs(half, blocks.find(half)) + blocks.num_groups
             if needs <= room and self._num_placed + len(pair) <= self._slots:
-                left = self._blocks.room(seq) - self._blocks.unheld(hit)
-                if seq.follows and left < self._blocks.num_groups:
+                if seq.follows and blocks.room(seq) - blocks.unheld(hit) < blocks.num_groups:
                     return  # its leader holds all blocks until its chunk has run
                 self._blocked = None
                 self._waiting.pop()
@@ -542,7 +566,7 @@ class Scheduler(SchedulerState):
 
     def _reach_wake(self, seq: Sequence) -> None:
         self._blocks.publish_and_release(seq)
-        if seq.computed >= seq.prompt_len:
+        if seq.computed >= seq.prompt_len and (seq.state.held_back or seq.partner is not None):
             self._requests.prompt_computed(seq)
 
     def _fail(self, seq: Sequence, reason: FinishReason) -> SeqEvent:

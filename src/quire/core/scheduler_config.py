@@ -144,8 +144,7 @@ class SchedulerConfig:
             check_soft_tokens(request.soft_tokens, length)
         if not self.enable_chunked_prefill:
             self._check_whole_prompt(length + given)
-        # The last token is sampled but never computed, so a sequence of n tokens needs room for n - 1.
-        holds = 1 + most_tokens(self.groups, self.num_blocks, self.block_size, self.max_model_len - 1)
+        holds = self._holds(None if max_tokens is None else length + max(1, max_tokens))
         if length + 1 > holds:
             raise ContextLengthError(
                 "prompt_token_ids",
@@ -163,6 +162,13 @@ class SchedulerConfig:
                 f" which holds {holds} tokens",
             )
         return limit
+
+    def _holds(self, wanted: int | None) -> int:
+        """A length, within the model's, that a sequence alone can reach: the one that is wanted, or else the most."""
+        # The last token is sampled but never computed, so a sequence of n tokens needs room for n - 1.
+        if wanted is not None and peak_blocks(self.groups, wanted - 1, 1, self.block_size) <= self.num_blocks:
+            return wanted
+        return 1 + most_tokens(self.groups, self.num_blocks, self.block_size, self.max_model_len - 1)
 
     def _pooled_length(self, length: int) -> int:
         """The same for a request without output."""

@@ -148,8 +148,9 @@ class SchedulerState:
     def shares(self) -> bool:
         """Whether a step leaves some sequences to the next one, which may be scheduled before its end. The halves of a
         pair sample together, and drafts are made between two steps, so with these each step has all."""
-        alone = self._requests.num_guided or self._drafts_wait
-        return self.config.takes_turns and self.turns and not alone
+        if not self.config.takes_turns:
+            return False
+        return self.turns and not (self._requests.num_guided or self._drafts_wait)
 
     def set_caps(self, caps: StepLimits) -> None:
         """What a step may have at most, from the next one on; running sequences beyond it go on. Raises ValueError

@@ -121,13 +121,16 @@ class SequenceBlocks:
 
     def grow(self, seq: Sequence, end: int) -> tuple[list[int], ...]:
         """Take the missing blocks up to position `end`; returns the new ids per group."""
-        count = blocks_for(end - seq.table.capacity, self._size)
-        blocks = _cache(seq).allocate(count * self.num_groups)
-        new = tuple(blocks[g * count : (g + 1) * count] for g in range(self.num_groups))
-        for table, ids in zip(seq.table.blocks, new, strict=True):
-            table.extend(ids)
-        seq.table.capacity += count * self._size
-        return new
+        table = seq.table
+        count = blocks_for(end - table.capacity, self._size)
+        taken = _cache(seq).allocate(count * self.num_groups)
+        new = []
+        for g, known in enumerate(table.blocks):
+            ids = taken[g * count : (g + 1) * count]
+            known.extend(ids)
+            new.append(ids)
+        table.capacity += count * self._size
+        return tuple(new)
 
     def outstanding(self, seq: Sequence, computed: int, hit: Hit | None = None) -> int:
         """Blocks still needed to compute every known token of `seq` from `computed` on.

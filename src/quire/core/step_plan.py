@@ -51,7 +51,14 @@ class StepPlan:
     context: int = 0
     decode: int = 0
     preempted: int = 0
-    usual: int = 0  # rows of one token that sample, without logprobs of a prompt
+    usual: int = 0  # rows of one token that sample, without new blocks and logprobs of a prompt
+
+    def add_usual(self, count: int, context: int) -> None:
+        """Count so many such rows, of sequences of `context` tokens in all."""
+        self.budget -= count
+        self.decode += count
+        self.context += context
+        self.usual += count
 
     def take_out(self, seq: Sequence) -> ScheduledSeq | None:
         """Remove the row of a sequence that is preempted, and return it."""

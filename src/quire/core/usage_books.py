@@ -29,6 +29,11 @@ class UsageBooks:
         self._blocks: dict[UsageLine, float] = {}  # since `_since`
         self._since = 0.0
 
+    @property
+    def only(self) -> UsageLine | None:
+        """The line of all requests; None with several, or with none yet."""
+        return next(iter(self.lines.values())) if len(self.lines) == 1 else None
+
     def line(self, terms: ServiceTerms) -> UsageLine:
         """The line of a request."""
         return self._line(terms.account, terms.tag)
@@ -45,8 +50,8 @@ class UsageBooks:
         """A step begins with these rows. `each` are weights of the cost model, in the order of cost_model.FEATURES."""
         weights: dict[UsageLine, float] = {}
         self._weights = weights
-        if len(self.lines) == 1:
-            weights[next(iter(self.lines.values()))] = 1.0
+        if (only := self.only) is not None:
+            weights[only] = 1.0
             return
         step, decode, prompt, context, work, adapters, grammars, drafted = each
         every = step / max(1, len(rows)) + 1e-12
@@ -75,9 +80,9 @@ class UsageBooks:
     def hold(self, caches: PrefixCaches, running: Iterable[Sequence], now: float) -> None:
         """Charge the blocks in use since the last call; from `now` on they are those of `caches`."""
         self.advance(now)
-        if len(self.lines) == 1:
+        if (only := self.only) is not None:
             blocks = caches.pool.num_blocks - caches.pool.num_free
-            self._blocks = {next(iter(self.lines.values())): blocks} if blocks else {}
+            self._blocks = {only: blocks} if blocks else {}
             return
         tables: dict[PrefixCache, dict[UsageLine, int]] = {}
         for seq in running:

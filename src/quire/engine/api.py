@@ -319,17 +319,17 @@ class EngineStats:
 
     `step_*` are totals since start; `step_tokens` counts steps by their tokens, one entry more than STEP_TOKEN_BOUNDS,
     for larger ones. `step_plans` are prepared step sizes: hits are steps of one, fallbacks all others, padding the rows
-    computed to fill one. `blocks` are KV blocks; waste is tokens allocated, not used. `calls` are by CALL_OUTCOMES.
+    computed to fill one. Forced tokens were added unsampled; late rows sat a step out for their mask.
     """
 
     running: int = 0
     waiting: int = 0
-    blocks: int = 0
+    blocks: int = 0  # of the KV cache
     blocks_used: int = 0
     blocks_cached: int = 0
     blocks_pinned: int = 0
     block_size: int = 16
-    kv_waste_tokens: int = 0
+    kv_waste_tokens: int = 0  # allocated, not used
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
     prefix_copied_tokens: int = 0  # of those, in parts of blocks
@@ -339,6 +339,7 @@ class EngineStats:
     step_phase_seconds: Mapping[str, float] = field(default_factory=dict)
     rank_seconds: tuple[float, ...] = ()  # in which ranks worked, without waits for stages and commands
     rank_wait_seconds: tuple[float, ...] = ()  # those of them in which they waited for rows of their stage
+    replica_wait_seconds: tuple[float, ...] = ()  # that steps of each waited for experts of others
     expert_pairs: tuple[int, ...] = ()  # of (token, expert), by rank
     expert_moves: int = 0
     expert_load: Mapping[str, float] = field(default_factory=dict)  # see ExpertBalance
@@ -354,8 +355,8 @@ class EngineStats:
     step_plan_hits: int = 0
     step_plan_fallbacks: int = 0
     step_plan_padding: int = 0
-    forced_tokens: int = 0  # added unsampled
-    late_rows: int = 0  # that sat a step out for their mask
+    forced_tokens: int = 0
+    late_rows: int = 0
     draft_rows: int = 0  # rows with drafts
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -396,7 +397,7 @@ class EngineStats:
     restarts: int = 0  # starts of the engine after its first
     replica_requests: tuple[int, ...] = ()  # not answered yet, of each of several replicas; -1: it takes none
     memory_parts: Mapping[str, int] = field(default_factory=dict)
-    calls: Mapping[str, int] = field(default_factory=dict)
+    calls: Mapping[str, int] = field(default_factory=dict)  # of functions, by outcome (CALL_OUTCOMES)
     words: tuple[int, int] = (0, 0)  # of prompts that came as texts, and their tokens
 
 

@@ -134,6 +134,7 @@ class EngineCore:
         self.work: StepWork | None = None
         # That each worked and waited, if there are several; see RankProcesses.worked.
         self.rank_seconds: Callable[[], Iterable[tuple[float, float]]] = tuple
+        self.replica_waits: Callable[[], tuple[float, ...]] = tuple  # see EngineStats.replica_wait_seconds
         self.experts: ExpertBalance | None = None
         self.paging: Paging | None = None  # of weights that do not all stay in memory
         self.stages: StageTimes | None = None

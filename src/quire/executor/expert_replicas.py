@@ -84,7 +84,8 @@ class ExpertReplicas:
             for at in range(0, len(sizes), plan.tensor_parallel_size)
         ]
         all_sizes = [size for each in stages for size in each * plan.data_parallel_size]
-        number, header = stage * ranks + self.rank, _native.SharedRanks.HEADER_BYTES
+        self._number = number = stage * ranks + self.rank
+        header = _native.SharedRanks.HEADER_BYTES
         nbytes = header + sum(all_sizes)
         fd = os.open(path, os.O_RDWR)
         try:
@@ -98,12 +99,26 @@ class ExpertReplicas:
             os.close(fd)
         self.shown = self.ranks.address + header + sum(all_sizes[:number])
         self.group = _native.SharedGroup(self.ranks, stage * ranks, ranks, uneven=True)
-        self._round = 0
+        self._round, self._steps = 0, True
+        self._seen = self._waited = 0  # nanoseconds: waits of all rounds, and those of rounds with a step
 
-    def begin(self) -> None:
-        """The leading rank of this replica is about to run a step, or none, in the next round."""
-        self._round = (self._round + 1) & 0xFFFFFFFF
+    def begin(self, *, steps: bool = True) -> None:
+        """The leading rank of this replica is about to run a step in the next round, or none."""
+        self._count()
+        self._steps, self._round = steps, (self._round + 1) & 0xFFFFFFFF
         self.ranks.begin_round(self._round)
+
+    @property
+    def waited(self) -> float:
+        """Seconds in which this rank waited in its steps for others, without rounds in which it had none."""
+        self._count()
+        return self._waited / 1e9
+
+    def _count(self) -> None:
+        """Take the waits since the last round began."""
+        before, self._seen = self._seen, self.ranks.waited(self._number)
+        if self._steps:
+            self._waited += self._seen - before
 
     def wait(self) -> bool:
         """Wait until another replica has begun a round, or for `rouse`; False when one has left."""

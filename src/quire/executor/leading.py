@@ -206,7 +206,7 @@ class Leads(OwnExecutor):  # type: ignore[misc]
         shared, run, idle = self._shared, super().run, None
         if self._sharing is not None:
             idle = super().run_idle
-            self._sharing.begin()
+            self._sharing.begin(steps=numbers[-4] > 0)
         with self._all(RankAct.RUN, *numbers):
             outputs = shared.run(self, numbers, run, idle)
             if outputs is None and numbers[-4]:

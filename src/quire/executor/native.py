@@ -175,7 +175,7 @@ class NativeExecutor(NativeAdapters):
     def run_idle(self) -> None:
         """Come to a round without a step; see SharingExecutor."""
         if self._replicas is not None:
-            self._replicas.begin()
+            self._replicas.begin(steps=False)
         self._core.run(0, 0, 0)
 
     def write(self, buffer: str, rows: F32) -> None:

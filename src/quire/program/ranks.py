@@ -149,8 +149,14 @@ class RankPlan:
         if size == 1:
             return Share(0, total, total)
         if size > total:
+            degrees = (
+                "tensor_parallel_size times data_parallel_size"
+                if self.shares_experts
+                else "tensor_parallel_size"
+            )
             raise UnsupportedModelError(
-                f"enable_expert_parallel: {size} ranks cannot share num_experts {total}: each needs one"
+                f"enable_expert_parallel: {size} ranks cannot share num_experts {total}: each needs one, so {degrees} "
+                f"can be {total} at most"
             )
         spare = total // size // SPARE * size if size > top_k and not self.shares_experts else 0
         return even_share(total + spare, size, self.expert_rank)

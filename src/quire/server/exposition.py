@@ -421,6 +421,8 @@ def _engine_families(stats: EngineStats, labels: dict[str, str], acceptance: str
     for name, seconds in (("work", stats.rank_seconds), ("wait", stats.rank_wait_seconds)):
         ranks = [(str(rank), spent) for rank, spent in enumerate(seconds)]
         yield _by_part(CounterMetricFamily, f"quire_rank_{name}_seconds", "rank", ranks)
+    waits = [(str(replica), spent) for replica, spent in enumerate(stats.replica_wait_seconds)]
+    yield _by_part(CounterMetricFamily, "quire_replica_wait_seconds", "replica", waits)
     pairs = [(str(rank), count) for rank, count in enumerate(stats.expert_pairs)]
     yield _by_part(CounterMetricFamily, "quire_expert_pairs", "rank", pairs)
     yield _by_part(GaugeMetricFamily, "quire_expert_load_ratio", "of", stats.expert_load.items())

@@ -15,6 +15,7 @@ from quire.bench.rules import investigate
 _FULL = 0.9  # of the KV blocks
 _PLAIN = {"/v1/completions", "/completions", "/completion", "/generate", "/generate_stream", "/api/generate"}
 _CHATS = {"/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"}
+_WAITING = 0.3  # of the time of steps, for other replicas
 _LATE = 0.2  # s to the first token below which nobody looks for a cause
 
 
@@ -248,6 +249,23 @@ def adapters_take_turns(w: Window) -> Iterator[Cause]:
         )  # fmt: skip
 
 
+def replicas_wait_for_each_other(w: Window) -> Iterator[Cause]:
+    """Of replicas that share experts, of which a step takes as long as the longest of all."""
+    waited, stepped = w.grown("quire_replica_wait_seconds_total"), w.grown("quire_step_seconds_total")
+    if stepped and waited > _WAITING * stepped:
+        each = w.grown_by("replica", "quire_replica_wait_seconds_total")
+        yield Cause(
+            name="replicas wait", says=f"Steps wait for replicas that share experts for {waited / stepped:.0%} of "
+            "their time. The replica that waits least is the slow one.",
+            evidence={f"replica_{number}_waited_s": spent for number, spent in sorted(each.items())},
+            suggestions=(
+                "a lower --max-num-batched-tokens: prompts of one replica stop the others for less time",
+                "processors and memory of its own for each replica",
+                "--tensor-parallel-size in place of --data-parallel-size, if one cache is enough",
+            ),
+        )  # fmt: skip
+
+
 def requests_fail(w: Window) -> Iterator[Cause]:
     statuses = w.grown_by("status", "http_requests_total")
     asked = sum(statuses.values())
@@ -309,5 +327,6 @@ Rule = Callable[[Window], Iterator[Cause]]
 RULES: tuple[Rule, ...] = (
     nothing_asked, engine_began_anew, requests_fail, waits_for_a_place, prompts_take_long, prompts_stall_streams,
     tokens_come_slowly, sequences_are_put_back, prefixes_are_not_found, answers_never_end, callers_come_one_by_one,
-    readers_are_slow, drafts_do_not_pay, grammars_are_late, adapters_take_turns, answers_depend_on_load,
+    readers_are_slow, drafts_do_not_pay, grammars_are_late, adapters_take_turns, replicas_wait_for_each_other,
+    answers_depend_on_load,
 )  # fmt: skip

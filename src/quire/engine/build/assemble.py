@@ -489,6 +489,8 @@ def _build(
     core.paging, core.stages = executor.paging, StageTimes(executor, program)
     if ranks is not None:
         core.rank_seconds = ranks.worked
+    if sharing is not None:
+        core.replica_waits = lambda: (sharing.waited,)
     if tiers is not None and asked.cache.tiers is not None and asked.cache.tiers.role:
         core.arrivals = Arrivals(tiers, scheduler.caches, scheduler.config)
     if asked.execution.executor == "native":

@@ -48,6 +48,7 @@ from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
 from quire.engine.front.pool_inputs import PoolInputs
 from quire.engine.front.saturation import Saturation
+from quire.engine.front.sharing_replica import SharingReplica
 from quire.engine.front.slow_readers import SlowReaders
 from quire.engine.front.stream import LiveRequest, LiveStream, SinkPath
 from quire.engine.front.suspects import SuspectLane
@@ -158,11 +159,7 @@ class AsyncEngine(EngineSettings, EngineTexts, EngineEnds):
         self._cache: CacheLog | None = None  # once it has started, if anybody may follow it
         self.rank = 0  # among replicas
         self.near: tuple[int, ...] = ()  # processors that the engine stays on; any if there are none
-        # Where replicas share experts: the file for a start that is about to be, and what a death leads to,
-        # which returns whether another one's has led to it.
-        self.meeting: Callable[[], str] = lambda: ""
-        self.died: Callable[[], bool] = lambda: False
-        self.cpu_of_others: Callable[[], float] = lambda: 0.0  # that a step of this one may wait for
+        self.sharing: SharingReplica | None = None  # where replicas share experts
         self._saturation = Saturation(self._config.scheduler, self._send)
         self._readers = SlowReaders(self.serving, self._end)
         self.ledger = UsageLedger() if like is None else like.ledger
@@ -537,14 +534,14 @@ class AsyncEngine(EngineSettings, EngineTexts, EngineEnds):
         return self._client.cpu_seconds if self._client else 0.0
 
     def used(self, own: float | None) -> float | None:
-        return None if own is None else own + self.cpu_of_others()
+        return own if own is None or self.sharing is None else own + self.sharing.cpu_of_others()
 
     def opening(self, load: Load) -> Load:
-        return msgspec.structs.replace(load, replicas=self.meeting())
+        return load if self.sharing is None else msgspec.structs.replace(load, replicas=self.sharing.join())
 
     def engine_lost(self, reason: str) -> int:
         """End the requests that the engine was computing. Returns how many deaths the request to blame explains."""
-        with_another = self.died()
+        with_another = self.sharing is not None and self.sharing.died()
         deaths, guilty = (1, {}) if with_another else self._lane.died(self._live.values(), time.monotonic())
         for live, error in guilty.items():
             self._end(live, error)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 from quire.engine.api import EngineStats
@@ -26,8 +26,8 @@ def merged_stats(reports: Sequence[EngineStats]) -> EngineStats:
 
 
 def _merged(name: str, values: Sequence[Any]) -> Any:
-    if name == "usage":
-        return _usage([line for lines in values for line in lines])
+    if name in _APART:
+        return _APART[name](values)
     if name in _SAME:
         return next((value for value in values if value), values[0])
     known = [value for value in values if value is not None]
@@ -42,9 +42,9 @@ def _merged(name: str, values: Sequence[Any]) -> Any:
     return combine(known)
 
 
-def _usage(lines: Sequence[UsageTotals]) -> tuple[UsageTotals, ...]:
+def _usage(reported: Sequence[Sequence[UsageTotals]]) -> tuple[UsageTotals, ...]:
     found: dict[tuple[str, str], UsageTotals] = {}
-    for line in lines:
+    for line in chain(*reported):
         key = line.account, line.tag
         was = found.get(key, UsageTotals(*key))
         found[key] = UsageTotals(
@@ -52,3 +52,11 @@ def _usage(lines: Sequence[UsageTotals]) -> tuple[UsageTotals, ...]:
             *(getattr(was, each.name) + getattr(line, each.name) for each in fields(UsageTotals)[2:]),
         )
     return tuple(found.values())
+
+
+def _of_each(reported: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """A number of each engine; one that did not report it yet has none."""
+    return tuple(map(sum, reported)) if any(reported) else ()
+
+
+_APART: dict[str, Callable[[Sequence[Any]], Any]] = {"usage": _usage, "replica_wait_seconds": _of_each}

@@ -35,6 +35,7 @@ from quire.engine.cache_log import CacheLog
 from quire.engine.front.async_engine import AsyncEngine, Progress
 from quire.engine.front.engine_texts import EngineTexts
 from quire.engine.front.merged_stats import merged_stats
+from quire.engine.front.sharing_replica import SharingReplica
 from quire.engine.front.text_service import TextService
 from quire.engine.host.held import bound_of_several, server_memory
 from quire.engine.host.replica_files import ReplicaFiles
@@ -239,17 +240,7 @@ class ReplicatedEngine(EngineTexts):
         """Have the replicas meet in a file: none of them computes without the others."""
         self._files = files = ReplicaFiles(len(self._engines))
         for number, engine in enumerate(self._engines):
-            engine.meeting, engine.died = partial(files.join, number), partial(self._died, number)
-            engine.cpu_of_others = partial(self._cpu_of_others, number)
-
-    def _died(self, number: int) -> bool:
-        """Whether a replica has died as another one has, whose experts it needs."""
-        return self._shares and self._files is not None and self._files.left(number)
-
-    def _cpu_of_others(self, number: int) -> float:
-        """Of the replicas that a replica may wait for in its step."""
-        others = self._engines[:number] + self._engines[number + 1 :] if self._shares else []
-        return sum(each.cpu_seconds for each in others)
+            engine.sharing = SharingReplica(number, self._engines, files)
 
     async def _settle(self) -> None:
         """Once no replica begins a step any more: wait until none computes one, in which others are needed."""

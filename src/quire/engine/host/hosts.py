@@ -126,6 +126,7 @@ class ThreadHost:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._socket: socket.socket | None = None
+        self._reason = ""
 
     async def start(self) -> socket.socket:
         ours, theirs = socket_pair()
@@ -134,7 +135,9 @@ class ThreadHost:
             serve,  # the server's own process does not need the engine's modules
         )
 
-        self._thread = threading.Thread(target=serve, args=(theirs,), name="quire-engine", daemon=True)
+        self._thread = threading.Thread(
+            target=serve, args=(theirs, self._lose), name="quire-engine", daemon=True
+        )
         self._thread.start()
         return ours
 
@@ -143,7 +146,7 @@ class ThreadHost:
             self._thread is not None and self._thread.is_alive()
         ):  # joining would block a thread of ours while it hangs
             await asyncio.sleep(_POLL_SECONDS)
-        return "its thread ended"
+        return f"its thread ended: {self._reason}" if self._reason else "its thread ended"
 
     def kill(self) -> None:
         """A thread cannot be killed: it ends after its current step, because the socket is closed."""
@@ -153,6 +156,11 @@ class ThreadHost:
 
     def cpu_seconds(self) -> float | None:
         return None
+
+    def _lose(self, reason: str) -> None:
+        """A rank or a replica that it needs has left."""
+        self._reason = reason
+        self.kill()
 
 
 def host_factory(*, in_process: bool, spawned: Spawned | None = None, cores: str = "") -> Callable[[], Host]:

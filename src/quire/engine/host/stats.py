@@ -125,6 +125,7 @@ def _rank_counts(core: EngineCore) -> dict[str, Any]:
     found: dict[str, Any] = {
         "rank_seconds": tuple(worked for worked, _ in seconds),
         "rank_wait_seconds": tuple(waited for _, waited in seconds),
+        "replica_wait_seconds": core.replica_waits(),
     }
     if experts is not None and any(experts.pairs):
         found |= {
