@@ -318,8 +318,7 @@ class EngineStats:
     """Gauges and counters of an engine; times are seconds. The last five are known in the API process alone.
 
     `step_*` are totals since start; `step_tokens` counts steps by their tokens, one entry more than STEP_TOKEN_BOUNDS,
-    for larger ones. `step_plans` are prepared step sizes: hits are steps of one, fallbacks all others, padding the rows
-    computed to fill one. Forced tokens were added unsampled; late rows sat a step out for their mask.
+    for larger ones. `step_plans` are prepared step sizes: hits are steps of one, fallbacks others, padding fills one.
     """
 
     running: int = 0
@@ -355,8 +354,8 @@ class EngineStats:
     step_plan_hits: int = 0
     step_plan_fallbacks: int = 0
     step_plan_padding: int = 0
-    forced_tokens: int = 0
-    late_rows: int = 0
+    forced_tokens: int = 0  # added unsampled
+    late_rows: int = 0  # that sat a step out for their mask
     draft_rows: int = 0  # rows with drafts
     drafted_tokens: int = 0
     accepted_tokens: int = 0
