@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from quire.engine.host.replica_files import ReplicaFiles
+if TYPE_CHECKING:  # its module needs the native one, which a server without replicas does without
+    from quire.engine.host.replica_files import ReplicaFiles
 
 
 class Sharer(Protocol):
