@@ -1,7 +1,8 @@
 """What a router costs: its CPU for each streamed token, and what it adds to the time to the first token.
 
-    python benchmarks/router.py                    64 streams; in turns direct, `quire router`, and nginx if it is there
-    python benchmarks/router.py --streams 1000
+    python -m benchmarks.router                    64 streams; in turns direct, `quire router`, and nginx if it is there
+    python -m benchmarks.router --streams 1000
+    python -m benchmarks.router --sglang build/sgl/bin/sglang-router --vllm build/vllm/bin/vllm-router
 
 Two servers of this script write one event of 220 bytes to every stream each `--gap` milliseconds, as engines do after a
 step. CPU is that of the router's process, user and system, from the first request to the last byte. Servers, router and
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import http.client
 import json
 import multiprocessing
 import os
@@ -55,7 +57,8 @@ class Answering(asyncio.Protocol):
             self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(MODELS), MODELS))
             return
         self.transport.write(HEAD + CHUNK)
-        self.streams[self] = json.loads(body)["max_tokens"] - 1
+        asked = json.loads(body)  # SGLang's router gives the number its newer name
+        self.streams[self] = (asked.get("max_tokens") or asked["max_completion_tokens"]) - 1
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.streams.pop(self, None)
@@ -109,8 +112,10 @@ def ask(port: int, streams: int, tokens: int, results: Any) -> None:
 
 
 @contextlib.contextmanager
-def router(kind: str, ports: list[int], folder: Path) -> Iterator[tuple[int, list[int]]]:
-    """A router in front of the servers: its port, and its processes."""
+def router(
+    kind: str, ports: list[int], folder: Path, peers: dict[str, list[str]]
+) -> Iterator[tuple[int, list[int]]]:
+    """A router in front of the servers: its port, and its processes. `peers`: how others than nginx are started."""
     if kind == "direct":
         yield ports[0], []
         return
@@ -125,37 +130,55 @@ def router(kind: str, ports: list[int], folder: Path) -> Iterator[tuple[int, lis
         )
         command = ["nginx", "-c", str(folder / "nginx.conf"), "-p", str(folder)]
         port = 18099
-    else:
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
+    elif kind in peers:
+        urls, port = [f"http://127.0.0.1:{port}" for port in ports], 18097
         command = [
-            sys.executable,
-            "-m",
-            "quire.cli.main",
-            "router",
-            "--quiet",
-            "--port",
-            "18098",
-            "--backend",
-            *urls,
-        ]
-        port = 18098
-    process = subprocess.Popen(command)
+            *peers[kind], "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *urls, "--policy", "cache_aware",
+            "--log-level", "error", "--max-concurrent-requests", "4096", "--prometheus-port", "18096",
+        ]  # fmt: skip
+    else:
+        urls, port = [f"http://127.0.0.1:{port}" for port in ports], 18098
+        command = [sys.executable, "-m", "quire.cli.main", "router", "--quiet", "--port", str(port)]
+        command += ["--backend", *urls]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        time.sleep(2.0)
+        until_answered(port)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        yield port, [int(pid) for pid in children] or [process.pid]
+        yield port, [process.pid, *map(int, children)]
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
-def cpu(pids: list[int]) -> float:
-    """Seconds of CPU that processes have used."""
-    ticks = 0
+def until_answered(port: int) -> None:
+    """Wait until a router passes a request on."""
+    body = json.dumps(
+        {"model": "m", "max_tokens": 1, "stream": True, "messages": [{"role": "user", "content": "a"}]}
+    )
+    end = time.monotonic() + 60
+    while True:
+        assert time.monotonic() < end, "no answer"
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
+            connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+            answer = connection.getresponse()
+            if answer.status == 200 and b"data: " in answer.read():
+                return
+        time.sleep(0.1)
+
+
+def cpu(pids: list[int]) -> tuple[float, float]:
+    """Seconds of CPU that processes have used, and those of them in the kernel."""
+    user = system = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+        user, system = user + int(fields[11]), system + int(fields[12])
+    tick = os.sysconf("SC_CLK_TCK")
+    return (user + system) / tick, system / tick
 
 
 def main() -> None:
@@ -166,7 +189,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--gap", type=float, default=20.0, help="milliseconds between two events of a stream")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sglang", type=Path, metavar="FILE", help="SGLang's router, installed somewhere")
+    parser.add_argument("--vllm", type=Path, metavar="FILE", help="vLLM's router, installed somewhere")
     args = parser.parse_args()
+    peers: dict[str, list[str]] = {}
+    if args.sglang is not None:
+        peers["SGLang's router"] = [str(args.sglang.absolute()), "launch"]
+    if args.vllm is not None:
+        peers["vLLM's router"] = [str(args.vllm.absolute())]
     queue: Any = multiprocessing.Queue()
     servers = [
         multiprocessing.Process(target=answer, args=(queue, args.gap / 1000), daemon=True) for _ in range(2)
@@ -174,28 +204,36 @@ def main() -> None:
     for server in servers:
         server.start()
     ports = [queue.get() for _ in servers]
-    kinds = ["direct", "quire router", *(["nginx"] if shutil.which("nginx") else [])]
+    kinds = ["direct", "quire router", *(["nginx"] if shutil.which("nginx") else []), *peers]
     costs: dict[str, list[float]] = {kind: [] for kind in kinds}
+    kernel: dict[str, list[float]] = {kind: [] for kind in kinds}
     firsts: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(args.rounds):
         for kind in kinds:
-            with tempfile.TemporaryDirectory() as folder, router(kind, ports, Path(folder)) as (port, pids):
-                before = cpu(pids)
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                router(kind, ports, Path(folder), peers) as (port, pids),
+            ):
+                whole, system = cpu(pids)
                 client = multiprocessing.Process(target=ask, args=(port, args.streams, args.tokens, queue))
                 client.start()
                 found = queue.get(timeout=300)
                 client.join()
-                costs[kind].append((cpu(pids) - before) / (args.streams * args.tokens) * 1e6)
+                now, each = cpu(pids), 1e6 / (args.streams * args.tokens)
+                costs[kind].append((now[0] - whole) * each)
+                kernel[kind].append((now[1] - system) * each)
                 firsts[kind].append(statistics.median(found) * 1e3)
     print(
         f"{args.streams} streams of {args.tokens} tokens, an event each {args.gap:g} ms; {args.rounds} rounds"
     )
-    print("| | CPU a token, us: median (range) | first event p50, ms |\n|---|--:|--:|")
+    print(
+        "| | CPU a token, µs: median (range) | of it in the kernel | first event p50, ms |\n|---|--:|--:|--:|"
+    )
     for kind in kinds:
-        cost = sorted(costs[kind])
-        shown = (
-            "–" if kind == "direct" else f"{statistics.median(cost):.1f} ({cost[0]:.1f} to {cost[-1]:.1f})"
-        )
+        cost, system = sorted(costs[kind]), statistics.median(kernel[kind])
+        shown = f"{statistics.median(cost):.1f} ({cost[0]:.1f} to {cost[-1]:.1f}) | {system:.1f}"
+        if kind == "direct":
+            shown = "– | –"
         print(f"| {kind} | {shown} | {statistics.median(firsts[kind]):.2f} |")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from quire.bench.request_metrics import summarize
 from quire.bench.simulated_fleet import SimulatedFleet
 from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer
 from quire.core.scheduler_config import SchedulerConfig
-from quire.routing.router_policies import POLICIES, policy_named
+from quire.routing.router_policies import POLICIES, RoutedPrompt, policy_named
 from quire.routing.transfer import transfer_seconds
 
 COSTS = (0.004, 2e-4, 1e-4, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -58,6 +59,22 @@ def test_two_replicas_wait_less_than_one_and_cached_prefixes_are_found() -> None
     assert waits[2] < waits[1] / 2
     hits = {name: serve(asked, 4, name)[0].hit_share for name in ("round-robin", "prefix")}
     assert hits["prefix"] > hits["round-robin"]
+
+
+def test_a_router_chooses_by_what_it_knows() -> None:
+    """One that takes all prompts for new ones sends them where they are cached by chance alone."""
+    asked, numbers = arrivals(3, 150, 80.0, templates=6), list[int]()
+
+    def known(number: int, prompt: RoutedPrompt) -> RoutedPrompt:
+        numbers.append(number)
+        return replace(prompt, cached=lambda _: 0.0)
+
+    def make(seed: int, received: bool) -> SimulatedServer:
+        return SimulatedServer(LIMITS, COSTS, noise=0.0, seed=seed, received=received)
+
+    blind = SimulatedFleet(make, 4, policy_named("prefix"), known=known).run(asked)
+    assert numbers == [*range(len(asked))]
+    assert 0 < blind.hit_share < serve(asked, 4, "prefix")[0].hit_share
 
 
 def test_prefill_servers_keep_decoding_even_and_pay_for_the_transfer() -> None:

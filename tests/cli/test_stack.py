@@ -14,13 +14,12 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from helpers.process import children, gone, until
+from helpers.process import gone, until
 from helpers.server import GUARD
-from helpers.stacks import command, stack, status, told, up
+from helpers.stacks import command, pids, stack, status, told, up
 from helpers.sums import ask_a_sum
 from quire.cli.stack import _holder, _locked
 from quire.cli.stack_log import LogView
@@ -327,12 +326,6 @@ def test_ports_are_held_and_can_be_listened_on(tmp_path: Path) -> None:
             again.hold(made[:1])
 
 
-def pids(found: dict[str, Any]) -> list[int]:
-    """Processes of all parts, with those that they have started."""
-    own = [each["pid"] for each in found["parts"] if each["pid"] is not None]
-    return [*own, *(child for pid in own for child in children(pid, "*"))]
-
-
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Path]:
     with up(tmp_path, SERVERS) as file:
@@ -389,42 +382,62 @@ def test_a_stack_answers_outlives_its_parts_and_leaves_nothing(served: Path) -> 
     }
 
 
-def test_parts_end_with_the_process_that_started_them(tmp_path: Path) -> None:
-    with up(tmp_path, SERVERS.partition("[[serve]]")[0] + "[[serve]]\n") as file:
-        found = status(file)
-        processes = pids(found)
-        assert len(processes) > 3
-        os.kill(found["pid"], signal.SIGKILL)
-        until(lambda: all(map(gone, [found["pid"], *processes])))
-        assert status(file) == {"name": "some", "up": False, "parts": []}
-
-
 def test_a_part_that_cannot_start_ends_all(tmp_path: Path) -> None:
-    file = stack(tmp_path, SERVERS.replace('role = "prefill"', 'role = "prefill"\nmodel = "/nowhere"'))
+    file = stack(tmp_path, SERVERS.partition("[[serve]]")[0] + '[[serve]]\nmodel = "/nowhere"\n')
     made = command("up", file, "--detach")
     assert made.returncode == 1
-    assert "prefill-1 | quire: /nowhere: no such file or folder" in made.stderr
-    assert "prefill-1 | quire: prefill-1 ended with status 1 before it worked" in made.stderr
+    assert "serve-1   | quire: /nowhere: no such file or folder" in made.stderr
+    assert "serve-1   | quire: serve-1 ended with status 1 before it worked" in made.stderr
     assert command("down", file).stdout == "some is not up\n"
 
 
-def test_a_plan_says_what_each_part_takes(tmp_path: Path) -> None:
-    file = stack(tmp_path, SERVERS)
-    made = command("plan", file, "--json")
+COMMANDS = """
+import contextlib, io, json, sys
+from quire.cli.main import main
+made = []
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = main(words)
+    made.append((code, out.getvalue(), err.getvalue()))
+json.dump(made, sys.stdout)
+"""
+
+
+def commands(folder: Path, *asked: tuple[str, ...]) -> list[tuple[int, str, str]]:
+    """Actions on stacks of texts, all in one process, which has nothing else in its memory; what each said."""
+    words = []
+    for number, (action, text, *options) in enumerate(asked):
+        (folder / str(number)).mkdir()
+        words.append(["stack", action, str(stack(folder / str(number), text)), *options])
+    made = subprocess.run(
+        [sys.executable, "-c", COMMANDS, json.dumps(words)],
+        capture_output=True, text=True, timeout=GUARD, check=False,
+    )  # fmt: skip
     assert made.returncode == 0, made.stderr
-    found = json.loads(made.stdout)
+    return [(code, out, err) for code, out, err in json.loads(made.stdout)]
+
+
+def test_a_plan_says_what_each_part_takes(tmp_path: Path) -> None:
+    large = SERVERS.replace("500MiB", "100TiB")
+    (code, plan, _), (_, table, _), small, too_large, refused = commands(
+        tmp_path,
+        ("plan", SERVERS, "--json"),
+        ("plan", SERVERS),
+        ("plan", SERVERS.replace("500MiB", "50MiB")),
+        ("plan", large),
+        ("up", large),
+    )
+    assert code == 0
+    found = json.loads(plan)
     by_name = {each["name"]: each for each in found["parts"]}
     assert found["memory"] == sum(each["memory"] for each in found["parts"])
     assert by_name["decode-1"]["memory"] == 500 * 2**20 >= sum(by_name["decode-1"]["parts"].values())
     assert by_name["decode-1"]["parts"]["tiers"] > 0
     assert by_name["decode-1"]["kv_tokens"] > 2048
-    lines = command("plan", file).stdout.splitlines()
+    lines = table.splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["part", "kv-server", "decode-1", "prefill-1", "router"]
-    small = command("plan", stack(tmp_path, SERVERS.replace("500MiB", "50MiB")))
-    assert small.returncode == 1
-    assert "cannot hold one sequence" in small.stdout
-    large = stack(tmp_path, SERVERS.replace("500MiB", "100TiB"))
-    assert command("plan", large).returncode == 1
-    refused = command("up", large)
-    assert refused.returncode == 2
-    assert "more than this machine has" in refused.stderr
+    assert small[0] == 1
+    assert "cannot hold one sequence" in small[1]
+    assert too_large[0] == 1
+    assert refused[0] == 2
+    assert "more than this machine has" in refused[2]

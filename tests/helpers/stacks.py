@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from helpers.process import children
 from helpers.server import GUARD
 
 
@@ -36,6 +37,12 @@ def told(folder: Path) -> dict[str, Any]:
     """What the stack whose state is there wrote of itself last, whatever its file says: quicker than the command."""
     found: dict[str, Any] = json.loads((folder / "state/status.json").read_text())
     return found
+
+
+def pids(found: dict[str, Any]) -> list[int]:
+    """Processes of all parts, with those that they have started."""
+    own = [each["pid"] for each in found["parts"] if each["pid"] is not None]
+    return [*own, *(child for pid in own for child in children(pid, "*"))]
 
 
 @contextlib.contextmanager

@@ -47,6 +47,7 @@ async def text(engine: ReplicatedEngine, name: str, params: SamplingParams = SHO
         ("gpt-oss", {"dtype": "bfloat16"}, {"pipeline_parallel_size": 2}),
         ("deepseek3", {"dtype": "bfloat16"}, {}),  # whose first layer has none
         ("qwen3", {"dtype": "bfloat16"}, {}),  # nor has any of its layers
+        ("qwen3", {"dtype": "bfloat16"}, {"pipeline_parallel_size": 2}),
     ],
 )
 def test_answers_are_those_of_one_process(

@@ -120,7 +120,9 @@ def test_a_step_whose_others_have_left_fails(formats: str) -> None:
 
 def test_waits_of_rounds_without_a_step_are_not_counted() -> None:
     files, plan = ReplicaFiles(2), RankPlan(expert_parallel=True, data_parallel_size=2)
-    replicas = ExpertReplicas(files.join(0), [lower(EXPERTS, BF16, plan)], 0, LIMITS, crowded=True)
+    executor = native(lower(EXPERTS, BF16, plan))
+    held, path = executor.held_experts, files.join(0)
+    replicas = ExpertReplicas(path, [executor.program], 0, LIMITS, held, crowded=True)
     for steps, waited, counted in ((True, 3, 3), (False, 50, 3), (False, 60, 3), (True, 4, 7), (True, 0, 7)):
         replicas.begin(steps=steps)
         replicas.ranks.wait_more(waited * 10**9)

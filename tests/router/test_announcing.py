@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from helpers.process import Process, until
+from helpers.process import until
 from helpers.raw_server import RawServer, answer
 from helpers.routed import Routed, routed
 from helpers.server import GUARD, Reply
 from quire.config.router_link import RouterLink, parse_router
 from quire.config.routing import RouterConfig
 from quire.config.serving import ServingConfig
-from quire.config.shipped import shipped_models
 from quire.router.picked import gateway_code
 from quire.routing.announcing import CODE, EXPIRES, PATH, AnnouncedServers, Announcement, announcement_code
 from quire.server.announcer import Announcer, announced, announcers
@@ -173,25 +171,6 @@ def test_without_a_key_nobody_is_taken() -> None:
         server.close()
     with pytest.raises(ValueError, match="name at least one server"):
         RouterConfig()
-
-
-def test_a_server_comes_and_goes(key: str) -> None:
-    """`quire serve` announces itself when it is ready, and leaves before it drains."""
-    with routed(kv_key_file=key) as router:
-        option = f"key={key},announce=http://127.0.0.1:{router.port},name=gpu-1"
-        server = Process(
-            shipped_models()["quire-mini"], "--port", "0", "--max-model-len", "2048", "--router", option
-        )
-        try:
-            until(lambda: [each.name for each in router.backends.all if each.healthy] == ["gpu-1"])
-            reply = router.chat("hello")
-            assert (reply.status, reply.headers["x-quire-backend"]) == (200, "gpu-1")
-            server.process.send_signal(signal.SIGTERM)
-            until(lambda: not router.backends.all)
-            assert server.ended()[0] == 0
-        finally:
-            server.process.kill()
-            server.process.wait()
 
 
 def test_a_silent_router_delays_no_end(monkeypatch: pytest.MonkeyPatch) -> None:

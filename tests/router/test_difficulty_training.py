@@ -18,7 +18,7 @@ from quire.routing.difficulty import DifficultyModel, features_of, read_difficul
 WORDS = ["red", "blue", "green", "cat", "dog", "house", "tree", "river", "stone", "cloud"]
 
 
-def written(path: Path, count: int = 2000, seed: int = 1, *, mixed: bool = False) -> Path:
+def written(path: Path, count: int = 1200, seed: int = 1, *, mixed: bool = False) -> Path:
     """Sums and products whose numbers have up to five digits: small is right the less often the more there are, large
     always. `mixed`: labels belong to other requests."""
     rng = random.Random(seed)
@@ -69,7 +69,7 @@ def test_the_file_holds_for_requests_that_it_has_not_seen(tmp_path: Path, traine
     share, quality = table.at(model.threshold)
     assert 0.25 < share < 0.6
     assert quality > 0.93
-    assert model.report["requests"] == 2000
+    assert model.report["requests"] == 1200
 
 
 def test_equal_quality_costs_less_than_at_random(
@@ -86,7 +86,7 @@ def test_equal_quality_costs_less_than_at_random(
 
 def test_labels_without_a_pattern_gain_nothing(tmp_path: Path) -> None:
     """The control of the last test: what has nothing to learn is as good as chance."""
-    labels = read_labels(written(tmp_path / "mixed.jsonl", 1500, mixed=True))
+    labels = read_labels(written(tmp_path / "mixed.jsonl", 900, mixed=True))
     _, table = train_difficulty(labels, lambda table: 0.5, 0.1)
     for asked in (0.2, 0.5, 0.8):
         share, quality = table.at(table.for_small_share(asked))

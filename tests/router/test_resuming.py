@@ -339,12 +339,12 @@ def test_a_server_is_killed_under_streams(temperature: float, by_ids: bool, tmp_
             }
             numbers = [1, 2] * 3
             quiet = {
-                n: samples(router.chat("Tell me a story", tokens=600, n=n, **asked).body) for n in (1, 2)
+                n: samples(router.chat("Tell me a story", tokens=200, n=n, **asked).body) for n in (1, 2)
             }
             assert [*quiet[2]] == [0, 1]
             with concurrent.futures.ThreadPoolExecutor(len(numbers)) as clients:
                 waiting = [
-                    clients.submit(router.chat, "Tell me a story", tokens=600, n=n, **asked) for n in numbers
+                    clients.submit(router.chat, "Tell me a story", tokens=200, n=n, **asked) for n in numbers
                 ]
                 while not (
                     all(each.requests for each in router.backends.all) and router.service.context.kept > 2**15

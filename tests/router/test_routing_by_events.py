@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def servers() -> Iterator[list[Process]]:
             "--admin-api-key",
             "the-administrator",
         )
-        yield [stack.enter_context(running(Path(DEFAULT_MODEL), *options)) for _ in range(2)]
+        starts = stack.enter_context(ThreadPoolExecutor(2))
+        yield [*starts.map(lambda _: stack.enter_context(running(Path(DEFAULT_MODEL), *options)), range(2))]
 
 
 @pytest.fixture

@@ -181,7 +181,8 @@ def test_nobody_waits_for_ever_nor_when_the_router_ends() -> None:
     with routed(urls=["http://127.0.0.1:9"], hold_seconds=300.0) as router, ThreadPoolExecutor(1) as clients:
         asked = clients.submit(router.chat, "hello")
         until(lambda: router.backends.held == 1)
-        router.do(lambda: setattr(router.backends, "draining", True))
+        asyncio.run_coroutine_threadsafe(router.backends.stop(GUARD), router.loop).result(GUARD)
+        assert router.backends.held == 0, "it was told before the checks ended"
         assert asked.result().status == 503
 
 

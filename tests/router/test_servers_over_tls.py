@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ KEY = b"a key that all of them have"
 
 def test_servers_are_asked_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose certificate is of the authority in SSL_CERT_FILE is used, and without it none; what it says of itself
-    to routers is an https address."""
+    to routers is an https address. It says so when it is ready, and leaves before it drains."""
     certificate, own, shared = (str(tmp_path / name) for name in ("cert.pem", "own.pem", "router.key"))
     Path(shared).write_bytes(KEY)
     make_certificate(Path(own), Path(certificate), "here", "IP:127.0.0.1")
@@ -44,6 +45,9 @@ def test_servers_are_asked_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             with routed(urls=[url]) as router:
                 until(lambda: [each.healthy for each in router.backends.all] == [True])
                 assert router.chat("hello").status == 200
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: not blind.backends.all)
+            assert server.ended()[0] == 0
         finally:
             server.process.kill()
             server.process.wait()

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -87,18 +87,22 @@ class Place:
         self._router.do(close)
 
 
-def free_port() -> int:
+@contextmanager
+def free_port() -> Iterator[int]:
+    """A port at which nobody listens but who is told it: it is bound meanwhile."""
     with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+        yield sock.getsockname()[1]
 
 
 @contextmanager
 def one_place(**routing: Any) -> Iterator[tuple[Routed, Place]]:
     """A router whose only server was seen well, and is looked at again only when a request waits."""
-    port = free_port()
-    with routed(urls=[f"http://127.0.0.1:{port}"], **({"health_interval": NEVER} | routing)) as router:
+    with (
+        free_port() as port,
+        routed(urls=[f"http://127.0.0.1:{port}"], **({"health_interval": NEVER} | routing)) as router,
+    ):
         yield router, Place(router, port)
 
 
@@ -167,8 +171,10 @@ def test_a_request_that_ends_servers_does_not_end_all() -> None:
 
 def test_servers_that_are_not_there_do_not_count_as_tried() -> None:
     """They know nothing of the request, and are down from then on."""
-    dead = [f"http://127.0.0.1:{free_port()}" for _ in range(5)]
-    with routed(FAST, urls=dead, retries=0, health_interval=NEVER, policy="round-robin") as router:
+    with ExitStack() as stack:
+        dead = [f"http://127.0.0.1:{stack.enter_context(free_port())}" for _ in range(5)]
+        options: dict[str, Any] = {"retries": 0, "health_interval": NEVER, "policy": "round-robin"}
+        router = stack.enter_context(routed(FAST, urls=dead, **options))
         for each in router.backends.all:
             each.healthy = True
         assert {router.chat("hello").status for _ in range(3)} == {200}
@@ -177,8 +183,7 @@ def test_servers_that_are_not_there_do_not_count_as_tried() -> None:
 
 def test_a_server_that_hangs_holds_up_no_check() -> None:
     """It takes connections and says nothing; another one is found all the same."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as silent, free_port() as port:
         urls = [f"http://127.0.0.1:{port}", f"http://127.0.0.1:{silent.getsockname()[1]}"]
         with (
             routed(urls=urls, hold_seconds=NEVER, health_timeout=0.2, health_interval=NEVER) as router,
@@ -305,7 +310,8 @@ def test_faults_of_this_machine_are_told_from_silence() -> None:
             await client.get("/health")
         return caught.value
 
-    refused = asyncio.run(connect(f"http://127.0.0.1:{free_port()}"))
+    with free_port() as port:
+        refused = asyncio.run(connect(f"http://127.0.0.1:{port}"))
     assert (refused.refused, refused.silent) == (True, True)
     unknown = asyncio.run(connect("http://no-such-host.invalid:80"))
     assert (unknown.refused, unknown.silent) == (False, False)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,71 +13,59 @@ from quire.loader import DEFAULT_MODEL
 from quire.worker.kv_file import PAGE
 
 CHAT = "/v1/chat/completions"
-TEXT = "Answer from what follows. " + " ".join(
-    f"Room {n} is painted in colour {n * 7 % 12}." for n in range(90)
-)
-BODY = {
-    "messages": [{"role": "user", "content": TEXT}],
-    "max_tokens": 12,
-    "temperature": 0,
-    "ignore_eos": True,
-}
+ROOMS = " ".join(f"Room {n} is painted in colour {n * 7 % 12}." for n in range(90))
+TEXT, OTHER = f"Answer from what follows. {ROOMS}", f"These are colours of rooms. {ROOMS}"
+BODY = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
 
-@pytest.fixture
-def tier(tmp_path: Path) -> tuple[str, ...]:
-    return "--kv-tiers", f"disk=64MiB:{tmp_path / 'kv'}"
-
-
-def ask(server: Process) -> tuple[str, int, int]:
+def ask(server: Process, text: str = TEXT) -> tuple[str, int, int]:
     """The answer, the tokens of the prompt, and how many were cached."""
-    reply = server.request("POST", CHAT, BODY)
+    reply = server.request("POST", CHAT, BODY | {"messages": [{"role": "user", "content": text}]})
     assert reply.status == 200, reply.text
     usage: Any = reply.json["usage"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     return reply.json["choices"][0]["message"]["content"], usage["prompt_tokens"], cached
 
 
-@pytest.fixture(scope="module")
-def expected() -> Iterator[tuple[str, int]]:
-    with running(Path(DEFAULT_MODEL), "--max-model-len", "2048") as server:
-        text, tokens, _ = ask(server)
-        yield text, tokens
+def is_loaded(server: Process, text: str, expected: tuple[str, int]) -> None:
+    """The answer is the one that was computed, of blocks that the server found."""
+    before = server.metric("quire_disk_tier_loaded_blocks_total")
+    said, tokens, cached = ask(server, text)
+    assert (said, tokens) == expected
+    assert cached >= 0.9 * tokens
+    assert server.metric("quire_disk_tier_loaded_blocks_total") > before + 10
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_the_cache_survives(expected: tuple[str, int], tier: tuple[str, ...], how: signal.Signals) -> None:
-    with running(Path(DEFAULT_MODEL), "--max-model-len", "2048", *tier) as server:
-        assert ask(server) == (*expected, 0)
-        if how == signal.SIGKILL:  # blocks are written while nothing runs
-            cached = server.metric("quire_kv_blocks_cached")
-            assert cached > 0
-            until(lambda: server.metric("quire_disk_tier_saved_blocks_total") >= cached)
-        os.kill(server.process.pid, how)
-        server.process.wait()
-    with running(Path(DEFAULT_MODEL), "--max-model-len", "2048", *tier) as server:
+def test_the_cache_survives_what_ends_its_server(tmp_path: Path) -> None:
+    """SIGTERM and SIGKILL; and where bits were flipped meanwhile, it is computed again."""
+    model = Path(DEFAULT_MODEL), "--max-model-len", "2048"
+    tier = "--kv-tiers", f"disk=64MiB:{tmp_path / 'kv'}"
+    expected: dict[str, tuple[str, int]] = {}  # answers that were computed, and the tokens of their prompts
+    with running(*model, *tier) as server:
         text, tokens, cached = ask(server)
-        assert text == expected[0]
-        assert cached >= 0.9 * tokens
-        assert server.metric("quire_disk_tier_loaded_blocks_total") > 10
+        expected[TEXT] = text, tokens
+        assert cached == 0
+        assert server.end()[0] == 0
+    with running(*model, *tier) as server:
+        is_loaded(server, TEXT, expected[TEXT])
+        text, tokens, cached = ask(server, OTHER)
+        expected[OTHER] = text, tokens
+        assert cached <= 32, "the beginning of all chats"
+        blocks = sum(tokens // 16 for _, tokens in expected.values()) - 2
+        until(lambda: server.metric("quire_disk_tier_blocks") >= blocks)  # written while nothing runs
+        server.end(signal.SIGKILL)
+    with running(*model, *tier) as server:
+        is_loaded(server, OTHER, expected[OTHER])
+        is_loaded(server, TEXT, expected[TEXT])
         assert server.request("POST", "/v1/completions", {"prompt": TEXT, "max_tokens": 1}).status == 200
-
-
-def test_flipped_bits_are_computed_again(
-    expected: tuple[str, int], tier: tuple[str, ...], tmp_path: Path
-) -> None:
-    with running(Path(DEFAULT_MODEL), "--max-model-len", "2048", *tier) as server:
-        ask(server)
-        os.kill(server.process.pid, signal.SIGTERM)
-        server.process.wait()
+        assert server.end()[0] == 0
     (file,) = (tmp_path / "kv").iterdir()
     content = bytearray(file.read_bytes())
     for at in range(PAGE, len(content), 3001):
         content[at] ^= 1
     file.write_bytes(content)
-    with running(Path(DEFAULT_MODEL), "--max-model-len", "2048", *tier) as server:
-        text, _, cached = ask(server)
-        assert (text, cached) == (expected[0], 0)
+    with running(*model, *tier) as server:
+        assert ask(server) == (*expected[TEXT], 0)
 
 
 def test_a_folder_that_cannot_be_used_is_told_at_the_start(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -41,27 +43,28 @@ def ask(server: Process, text: str) -> tuple[str, int, int]:
     return reply.json["choices"][0]["message"]["content"], usage["prompt_tokens"], cached
 
 
-def test_a_second_server_need_not_compute_what_the_first_has(key: Path) -> None:
-    """And goes on when the kv-server hangs, is killed, and comes back."""
-    with kv_server(key) as (process, port):
+@pytest.mark.parametrize("returns", [False, pytest.param(True, marks=pytest.mark.chaos)])
+def test_a_second_server_need_not_compute_what_the_first_has(key: Path, returns: bool) -> None:
+    """And goes on when the kv-server hangs; also when it is killed, and comes back."""
+    with kv_server(key) as (process, port), ExitStack() as servers, ThreadPoolExecutor(2) as starts:
         tiers = ("--kv-tiers", f"remote=127.0.0.1:{port}:{key}")
-        with running(*MODEL, *tiers) as first:
-            until(lambda: first.metric("quire_remote_tier_failed") == 0)
-            one, two = (ask(first, text) for text in TEXTS)
-            blocks = one[1] // 16 + two[1] // 16 - 2
-            until(lambda: first.metric("quire_remote_tier_saved_blocks_total") >= blocks)
-        with running(*MODEL, *tiers) as second:
-            until(lambda: second.metric("quire_remote_tier_blocks") >= blocks)
-            found = ask(second, TEXTS[0])
-            assert found[:2] == one[:2]
-            assert found[2] >= 0.9 * one[1]
-            assert second.metric("quire_remote_tier_loaded_blocks_total") >= 0.9 * one[1] // 16
-            assert second.metric("quire_remote_tier_damaged_blocks_total") == 0
-            process.send_signal(signal.SIGSTOP)  # it hangs, and its connections stay
-            found = ask(second, TEXTS[1])
-            assert found[:2] == two[:2]
-            assert found[2] <= 32, "the beginning of all chats"
-            until(lambda: second.metric("quire_remote_tier_failed") == 1)
+        first, second = starts.map(lambda _: servers.enter_context(running(*MODEL, *tiers)), range(2))
+        until(lambda: first.metric("quire_remote_tier_failed") == 0)
+        one, two = (ask(first, text) for text in TEXTS)
+        blocks = one[1] // 16 + two[1] // 16 - 2
+        until(lambda: second.metric("quire_remote_tier_blocks") >= blocks)
+        assert first.metric("quire_remote_tier_saved_blocks_total") >= blocks
+        found = ask(second, TEXTS[0])
+        assert found[:2] == one[:2]
+        assert found[2] >= 0.9 * one[1]
+        assert second.metric("quire_remote_tier_loaded_blocks_total") >= 0.9 * one[1] // 16
+        assert second.metric("quire_remote_tier_damaged_blocks_total") == 0
+        process.send_signal(signal.SIGSTOP)  # it hangs, and its connections stay
+        found = ask(second, TEXTS[1])
+        assert found[:2] == two[:2]
+        assert found[2] <= 32, "the beginning of all chats"
+        until(lambda: second.metric("quire_remote_tier_failed") == 1)
+        if returns:
             process.kill()
             process.wait()
             with kv_server(key, port) as (other, _):

@@ -104,9 +104,15 @@ def test_nothing_of_a_block_is_on_the_wire(files: dict[str, tuple[str, str]], se
     ids=["another authority", "another name", "a client without TLS", "a server without TLS"],
 )
 def test_who_is_not_certified_is_not_used(
-    files: dict[str, tuple[str, str]], certificate: str, authority: str, capfd: pytest.CaptureFixture[str]
+    files: dict[str, tuple[str, str]],
+    certificate: str,
+    authority: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Blocks are computed; nobody hangs, and the reason is told."""
+    for module in ("kv_wire", "kv_server"):  # each side may wait for the other: the first to give up tells it
+        monkeypatch.setattr(f"quire.worker.{module}.HELLO_SECONDS", 0.3)
     with serving(KEY, server_tls(*files[certificate]) if certificate else None) as server:
         with tier_at(port_of(server), files[authority][0] if authority else "") as tier:
             wait(lambda: tier._outages.was_up)

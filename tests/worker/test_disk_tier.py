@@ -203,7 +203,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("times", [6, pytest.param(100, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("times", [3, pytest.param(100, marks=pytest.mark.chaos)])
 def test_a_process_that_is_killed_while_it_writes_leaves_whole_blocks(
     make: Make, tmp_path: Path, times: int
 ) -> None:

@@ -42,7 +42,8 @@ class Replica:
 class SimulatedFleet:
     """`replicas` servers for all, or with `prefill` so many of them for prompts. `transfer` gives the seconds that the
     cache of so many tokens takes from one to the other, `slower` by how much a step takes longer while so many of them
-    run one. Raises ValueError if none is left to decode.
+    run one. `known` makes of what is true of a request, by its number, what the router knows of it. Raises ValueError
+    if none is left to decode.
     """
 
     def __init__(
@@ -54,11 +55,12 @@ class SimulatedFleet:
         prefill: int = 0,
         transfer: Callable[[int], float] = lambda _: 0.0,
         slower: Callable[[int], float] = alone,
+        known: Callable[[int, RoutedPrompt], RoutedPrompt] = lambda _, prompt: prompt,
     ) -> None:
         if not 0 <= prefill < replicas:
             raise ValueError(f"prefill_replicas: {prefill} of {replicas} replicas leave none to decode")
         self._router, self._transfer, self._prefill = router or policy_named("prefix"), transfer, prefill
-        self._slower = slower
+        self._slower, self._known = slower, known
         self.servers = [make(i, prefill > 0 and i >= prefill) for i in range(replicas)]
         self._replicas = [Replica(server, f"replica {i}") for i, server in enumerate(self.servers)]
         self._placed: dict[int, tuple[Replica, float]] = {}  # request -> where it is, and its work
@@ -118,7 +120,7 @@ class SimulatedFleet:
         cached = {each.name: len(arrival.prompt) if moved else each.server.cached(arrival) for each in among}
         session = " ".join(map(str, arrival.prompt[:_START]))
         answer = 1 if self._prefill and not moved else arrival.output
-        prompt = RoutedPrompt(session, len(arrival.prompt), answer, cached.__getitem__)
+        prompt = self._known(index, RoutedPrompt(session, len(arrival.prompt), answer, cached.__getitem__))
         chosen = self._router.choose(prompt, among)
         work = prompt.work(chosen.name)
         chosen.requests, chosen.work = chosen.requests + 1, chosen.work + work

@@ -425,7 +425,7 @@ class ExpertLoads(Protocol):
 
     @property
     def move(self) -> bool:
-        """Whether experts can change places: they are not too large for a pause between two steps."""
+        """Whether experts can change places now: they are not too large for a pause, and the last exchange is over."""
 
     def take_pairs(self) -> Mapping[int, I64]:
         """By layer: pairs of (token, expert) that each place has had since the last call. Between steps."""

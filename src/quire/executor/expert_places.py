@@ -109,10 +109,13 @@ def shared_expert_bytes(programs: Sequence[Program]) -> int:
 
 
 def _moved_bytes(programs: Sequence[Program]) -> int:
-    """The most bytes of an expert that may change places; 0 if none does."""
+    """The most bytes of an expert that may change places between ranks of one replica; 0 if none does."""
     plan = programs[0].plan
-    if plan.expert_ranks == 1 or plan.shares_experts:
-        return 0
+    return 0 if plan.expert_ranks == 1 or plan.shares_experts else movable_bytes(programs)
+
+
+def movable_bytes(programs: Sequence[Program]) -> int:
+    """The bytes of the largest expert; 0 if it is too large to move."""
     found = [_expert_bytes(program, layer) for program in programs for layer in program.expert_layers]
     return max(found, default=0) if max(found, default=0) <= MOST_BYTES else 0
 

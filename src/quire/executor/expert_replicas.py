@@ -24,7 +24,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import Protocol, cast
 
 from quire import _native
-from quire.executor.base import Executor, Limits
+from quire.executor.base import Executor, ExpertLoads, Limits
+from quire.executor.expert_places import HeldExperts
+from quire.executor.expert_rounds import RoundExchanges, SharedLoads, exchange_bytes
+from quire.executor.mapped import shared_bytes
 from quire.program.formats import DTYPE_BYTES
 from quire.program.memory import max_rows, row_pitch
 from quire.program.program import Program
@@ -35,6 +38,8 @@ _PAGE = 4096
 
 class SharingExecutor(Protocol):
     """An executor of one rank, whose experts others use."""
+
+    held_experts: HeldExperts
 
     def share_experts(self, replicas: ExpertReplicas) -> None:
         """Meet the ranks of the other replicas there; after bind."""
@@ -72,9 +77,10 @@ class ExpertReplicas:
     """
 
     def __init__(
-        self, path: str, programs: Sequence[Program], rank: int, limits: Limits, *, crowded: bool
-    ) -> None:
-        """`path`: the file, which is as long as the first of them has made it. `crowded`: see SharedRanks."""
+        self, path: str, programs: Sequence[Program], rank: int, limits: Limits, held: HeldExperts, *, crowded: bool
+    ) -> None:  # fmt: skip
+        """`path`: the file, which is as long as the first of them has made it. `held`: the experts of this rank.
+        `crowded`: see SharedRanks."""
         plan = programs[rank].plan
         stage, ranks = plan.pipeline_parallel_rank, plan.expert_ranks
         self.rank = plan.expert_rank
@@ -86,7 +92,7 @@ class ExpertReplicas:
         all_sizes = [size for each in stages for size in each * plan.data_parallel_size]
         self._number = number = stage * ranks + self.rank
         header = _native.SharedRanks.HEADER_BYTES
-        nbytes = header + sum(all_sizes)
+        nbytes = header + sum(all_sizes) + exchange_bytes(programs)
         fd = os.open(path, os.O_RDWR)
         try:
             size = os.fstat(fd).st_size
@@ -99,14 +105,32 @@ class ExpertReplicas:
             os.close(fd)
         self.shown = self.ranks.address + header + sum(all_sizes[:number])
         self.group = _native.SharedGroup(self.ranks, stage * ranks, ranks, uneven=True)
-        self._round, self._steps = 0, True
+        memory = shared_bytes(self.ranks, nbytes)[header + sum(all_sizes) :]
+        self.exchanges, self._alone = RoundExchanges(held, programs, memory), plan.ranks == 1
+        self._entered, self._steps = 0, True
         self._seen = self._waited = 0  # nanoseconds: waits of all rounds, and those of rounds with a step
 
     def begin(self, *, steps: bool = True) -> None:
         """The leading rank of this replica is about to run a step in the next round, or none."""
         self._count()
-        self._steps, self._round = steps, (self._round + 1) & 0xFFFFFFFF
+        self.exchanges.begin()
+        self._steps = steps
         self.ranks.begin_round(self._round)
+
+    def enter(self, *, steps: bool) -> None:
+        """This rank is about to run its program in the next round."""
+        if self._alone:
+            self.begin(steps=steps)
+        self._entered += 1
+        self.exchanges.enter(self._entered)
+
+    def lead(self, own: ExpertLoads) -> None:
+        """This is the leading rank of its replica, whose experts have had so much."""
+        self.loads = SharedLoads(own, self.exchanges)
+
+    @property
+    def _round(self) -> int:
+        return self.exchanges.begun & 0xFFFFFFFF
 
     @property
     def waited(self) -> float:

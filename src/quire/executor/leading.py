@@ -21,6 +21,7 @@ from quire.executor.base import (
 )
 from quire.executor.expert_places import HeldExperts, shared_expert_bytes
 from quire.executor.expert_replicas import ExpertReplicas
+from quire.executor.expert_rounds import exchange_bytes
 from quire.executor.node_pieces import ChangedPieces, elsewhere_bytes
 from quire.executor.plans import StepSize
 from quire.executor.ranked import (
@@ -74,7 +75,7 @@ class RankedKind:
         hosts = self._hosts
         planned = {part: max(sum(found[rank][part] for rank in here) for here in hosts) for part in found[0]}
         planned["activations"] += embedding_bytes(self.programs, limits) + shared_expert_bytes(self.programs)
-        planned["activations"] += handover_bytes(self.programs, limits)
+        planned["activations"] += handover_bytes(self.programs, limits) + exchange_bytes(self.programs)
         if self.nodes > 1:  # what others leave here, in the place that it has there
             planned["activations"] += elsewhere_bytes(self.programs, limits, self._spread)
         return planned
@@ -196,6 +197,7 @@ class Leads(OwnExecutor):  # type: ignore[misc]
     def share_experts(self, replicas: ExpertReplicas) -> None:
         """Meet the ranks of other replicas there; see SharingExecutor."""
         super().share_experts(replicas)
+        replicas.lead(self)
         self._sharing = replicas
 
     def run_idle(self) -> None:
@@ -203,9 +205,10 @@ class Leads(OwnExecutor):  # type: ignore[misc]
         self._run(running(0, None, None))
 
     def _run(self, numbers: tuple[int, ...]) -> Outputs:
-        shared, run, idle = self._shared, super().run, None
+        shared, run = self._shared, super().run
+        # Not this class's, which is a command to all; also of a model without experts, which shares none.
+        idle = super().run_idle if self.program.plan.shares_experts else None
         if self._sharing is not None:
-            idle = super().run_idle
             self._sharing.begin(steps=numbers[-4] > 0)
         with self._all(RankAct.RUN, *numbers):
             outputs = shared.run(self, numbers, run, idle)
@@ -216,6 +219,8 @@ class Leads(OwnExecutor):  # type: ignore[misc]
     @property
     def experts(self) -> ExpertLoads:
         """Those of all ranks, where they are counted; see Runnable.experts."""
+        if self._sharing is not None:
+            return self._sharing.loads
         return self if isinstance(self.held_experts, HeldExperts) else super().experts
 
     @property
@@ -330,5 +335,5 @@ class Leads(OwnExecutor):  # type: ignore[misc]
                     self._settle()
                 self._ending()
                 self._led.say(RankAct.CLOSE)
-        self._led = None
+        self._led, self._sharing = None, None
         super().close()

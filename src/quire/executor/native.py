@@ -31,6 +31,7 @@ from quire.executor.base import (
 )
 from quire.executor.expert_places import HeldExperts
 from quire.executor.expert_replicas import ExpertReplicas, shares_experts, shown_bytes
+from quire.executor.expert_rounds import exchange_bytes
 from quire.executor.native_adapters import NativeAdapters
 from quire.executor.paged_weights import PagedWeights, PagingPlan, weights_in_memory
 from quire.executor.plans import Paging, PlanCounts, StepPlans, StepSize
@@ -93,7 +94,8 @@ class NativeKind:
             "kv": limits.blocks * kv_block_bytes(program, limits.block_size),
             "activations": arena.total
             + scratch_bytes(program, self.threads, limits.max_tokens, limits.max_len)
-            + shown_bytes(program, limits),
+            + shown_bytes(program, limits)
+            + (exchange_bytes([program]) if program.plan.ranks == 1 else 0),
             "tables": rope_table_bytes(program, limits.max_len) + codebook_bytes(program),
             "adapters": adapter_layout(program).pool_bytes(limits.max_loras, limits.adapter_pages)
             if limits.max_loras
@@ -142,7 +144,7 @@ class NativeExecutor(NativeAdapters):
         self._samplers: list[HostSampler] = []
         self._size = StepSize(0, 0, 0)  # of the last step
         self._activations = 0
-        self._replicas: ExpertReplicas | None = None  # if this executor begins the rounds of its replica
+        self._replicas: ExpertReplicas | None = None  # that share experts with this one
         pages = weight_memory is not None and weight_memory < self.weight_bytes
         self._weight_memory = weight_memory if pages else None
         self._paged: PagedWeights | None = None
@@ -169,13 +171,14 @@ class NativeExecutor(NativeAdapters):
         """Meet the ranks of other replicas there; see SharingExecutor."""
         if shares_experts(self.program):
             self._core.share_experts(replicas.group, replicas.rank, replicas.shown)
+        self._replicas = replicas
         if self.program.plan.ranks == 1:
-            self._replicas = replicas
+            replicas.lead(self.held_experts)
 
     def run_idle(self) -> None:
         """Come to a round without a step; see SharingExecutor."""
         if self._replicas is not None:
-            self._replicas.begin(steps=False)
+            self._replicas.enter(steps=False)
         self._core.run(0, 0, 0)
 
     def write(self, buffer: str, rows: F32) -> None:
@@ -339,7 +342,7 @@ class NativeExecutor(NativeAdapters):
     @property
     def experts(self) -> ExpertLoads:
         """Those that it holds; see Runnable.experts."""
-        return self.held_experts
+        return self.held_experts if self._replicas is None else self._replicas.loads
 
     def use(self, arrays: StepArrays) -> None:
         """Later steps are in these arrays, which are like those of bind."""
@@ -374,7 +377,7 @@ class NativeExecutor(NativeAdapters):
     def run(self, num_tokens: int, num_rows: int, num_logit_rows: int, first_op: int = 0) -> Outputs:
         """One step; see Runnable.run."""
         if self._replicas is not None:
-            self._replicas.begin()
+            self._replicas.enter(steps=True)
         end = len(self.program.ops if num_logit_rows else self.program.body)
         if first_op:
             self._run_ops(num_tokens, num_rows, num_logit_rows, first_op, end)
@@ -561,7 +564,7 @@ class NativeExecutor(NativeAdapters):
             self._samplers.pop().close()  # a native sampler keeps its executor
         if self._paged is not None:
             self._paged.close()
-        del self._core, self.held_experts
+        del self._core, self.held_experts, self._replicas
 
 
 def _layout(isa: str) -> str:

@@ -24,7 +24,6 @@ before it gives out the logits, but before its next command.
 
 from __future__ import annotations
 
-import ctypes
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, cast
@@ -46,6 +45,7 @@ from quire.executor.base import (
 )
 from quire.executor.expert_places import HeldExperts, SharedExperts, UncountedExperts, shared_expert_bytes
 from quire.executor.expert_replicas import SharingExecutor
+from quire.executor.mapped import shared_bytes
 from quire.program.memory import kv_block_bytes, plan_arena
 from quire.program.program import Program
 from quire.program.rank_nodes import RankNodes
@@ -199,13 +199,6 @@ def rank_memory(programs: Sequence[Program], limits: Limits) -> RankMemory:
 
 def _whole(nbytes: int) -> int:
     return -(-nbytes // _PAGE) * _PAGE
-
-
-def shared_bytes(ranks: _native.SharedRanks, nbytes: int) -> U8:
-    """The memory that ranks share."""
-    mapped = (ctypes.c_uint8 * nbytes).from_address(ranks.address)
-    mapped.owner = ranks  # type: ignore[attr-defined]  # mapped for as long as an array is in it
-    return np.ctypeslib.as_array(mapped)
 
 
 def residual_place(

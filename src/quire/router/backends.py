@@ -255,6 +255,7 @@ class Backends:
             return found
         finally:
             self.held -= 1
+            self._idle.set()
             for group in waits_for:
                 self._held_by[group] -= 1
                 self._held_tokens[group] = self._held_tokens[group] - tokens if self._held_by[group] else 0.0
@@ -313,11 +314,12 @@ class Backends:
             logger.error("the checks of servers have ended", exc_info=self._checks.exception())
 
     async def stop(self, drain_seconds: float) -> None:
-        """Take no more requests, and wait for those that run, at most so long."""
+        """Take no more requests, and wait for those that run, at most so long. Those that wait for a server end."""
         self.draining = True
+        self._look_again()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_seconds):
-                while self.running:
+                while self.running or self.held:
                     self._idle.clear()
                     await self._idle.wait()
         if self._checks is not None:
@@ -432,5 +434,9 @@ class Backends:
             self._checking.pop(server, None)
         if server.healthy and not was:
             self.prefixes.forget(server.name)  # it may have been started again, with an empty cache
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Have requests that wait for a server look for one."""
         self._checked.set()
         self._checked = asyncio.Event()

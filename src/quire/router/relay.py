@@ -96,17 +96,17 @@ class Relay(FromServer):
 
     def data(self, chunk: bytes, at: float) -> None:
         """Take a part, and send it if that is possible."""
-        self.came = at
-        self._last.append(chunk[-_ENDS:])
+        self.came, keep = at, self._keep
         if self.seen is not None:
             self.seen.takes(chunk)
         if not self.beginning:
             self.beginning = chunk[:_ENDS]
-        if (
-            self.is_stream
-            and (self._keep is not None or self.mark)
-            and not (chunk := self._whole_events(chunk))
-        ):
+        if not self.is_stream or (keep is None and not self.mark):
+            self._last.append(chunk[-_ENDS:])
+        elif keep and not (self.mark or self._part) and chunk.endswith(_EVENT_END) and keep(len(chunk)):
+            self.sent_bytes += len(chunk)  # as `add`: most parts are one event
+            self.sent.append(chunk)
+        elif not (chunk := self._whole_events(chunk)):
             return
         if self._writer is not None and not self._kept:
             sent = self._writer.write_chunk(b"", chunk, b"")
@@ -134,18 +134,20 @@ class Relay(FromServer):
             self._count(self.ids.size - known)
         if chunk:
             self.add(chunk)
-            if not (self.is_kept or self.mark):
+            if self._keep is None and not self.mark:
                 chunk, self._part = chunk + self._part, b""
         return chunk
 
     def add(self, data: bytes) -> None:
-        """Note what was sent by another server that goes on."""
+        """Keep what is sent, if there is memory for it."""
         self._count(len(data))
         if self.is_kept:
             self.sent.append(data)
+        else:
+            self._last.append(data[-_ENDS:])
 
     def _count(self, size: int) -> None:
-        """Take memory for so many bytes more that are kept; without it nothing is."""
+        """Take memory for so many bytes more that are kept beside; without it nothing is."""
         if self._keep is not None:
             if self._keep(size):
                 self.sent_bytes += size
@@ -160,6 +162,7 @@ class Relay(FromServer):
 
     def forget(self) -> None:
         """Give back the memory of what was sent; nobody can go on with this stream any more."""
+        self._last.extend(each[-_ENDS:] for each in self.sent[-_LAST:])
         if self._keep is not None:
             self._keep(-self.sent_bytes)
         self._keep, self.sent, self.sent_bytes, self.ids = None, [], 0, OutputIds()
@@ -173,8 +176,8 @@ class Relay(FromServer):
 
     @property
     def end(self) -> bytes:
-        """The last parts of what has come."""
-        return b"".join(self._last)
+        """The last parts of what has come, complete events if they are kept."""
+        return b"".join([*self._last, *(each[-_ENDS:] for each in self.sent[-_LAST:])])
 
     @property
     def body(self) -> bytes:

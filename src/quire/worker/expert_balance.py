@@ -120,7 +120,7 @@ class ExpertBalance:
         now = time.monotonic()
         if self._due:
             self._credit += _SHARE * min(now - self._began, _LONG)
-            if self._credit >= self._cost:
+            if self._credit >= self._cost and self._executor.experts.move:
                 self._move(*self._due.popleft())
                 self._cost = time.monotonic() - now
                 self._credit = 0.0

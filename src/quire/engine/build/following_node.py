@@ -26,8 +26,9 @@ from quire.engine.build.rank_processes import RankProcesses, process_bytes
 from quire.engine.build.tasks import for_task
 from quire.executor.base import Limits
 from quire.executor.kinds import executor_kind
+from quire.executor.mapped import shared_bytes
 from quire.executor.node_pieces import LeftPieces
-from quire.executor.ranked import RankAct, rank_memory, shared_bytes
+from quire.executor.ranked import RankAct, rank_memory
 from quire.program.program import Program
 from quire.types import MemoryBudgetError, QuireError
 from quire.util.numa import rank_cores

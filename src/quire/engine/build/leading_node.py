@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from quire import _native
 from quire.engine.build.node_frames import LOOK_SECONDS, BadFrameError, NodeFrame, Said
 from quire.engine.build.node_place import NodePlace
-from quire.executor.ranked import MemoryPiece, shared_bytes
+from quire.executor.mapped import shared_bytes
+from quire.executor.ranked import MemoryPiece
 
 COMMAND = struct.Struct("<10i")
 SOME = struct.Struct("<HHH")  # a node, and ranks: the first and how many

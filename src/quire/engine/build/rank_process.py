@@ -92,8 +92,10 @@ def _serve(
     executor.bind(limits, arrays)
     step.join(executor)
     if any(map(shares_experts, programs)):
-        replicas = ExpertReplicas(load["replicas"], programs, rank, limits, crowded=load["crowded"])
-        cast("SharingExecutor", executor).share_experts(replicas)
+        sharing = cast("SharingExecutor", executor)
+        held, crowded = sharing.held_experts, load["crowded"]
+        replicas = ExpertReplicas(load["replicas"], programs, rank, limits, held, crowded=crowded)
+        sharing.share_experts(replicas)
     ready.set_result(executor)
     files = weights_fingerprint(model, asked, copies=nodes > 1)
     _send(leader, digest=rank_digest(program, limits, model, files))

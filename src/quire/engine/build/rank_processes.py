@@ -131,8 +131,10 @@ def shared_experts(
     if not any(map(shares_experts, programs)):
         return None
     crowded = plan.ranks * plan.data_parallel_size * threads > usable_cores()
-    replicas = ExpertReplicas(path, programs, leading_rank(programs), limits, crowded=crowded)
-    cast("SharingExecutor", executor).share_experts(replicas)
+    sharing = cast("SharingExecutor", executor)
+    rank, held = leading_rank(programs), sharing.held_experts
+    replicas = ExpertReplicas(path, programs, rank, limits, held, crowded=crowded)
+    sharing.share_experts(replicas)
     return replicas
 
 
