@@ -167,6 +167,14 @@ def test_throughput_figures(engine: BenchEngine) -> None:
     bound = sum(kind["bound_seconds"] for kind in tables["composition"])
     assert row["share"] == pytest.approx(bound / row["seconds"])
     assert set(metrics) == set(throughput.FIGURES)
+    for kind in tables["composition"]:
+        steps = [step for step in tables["steps"] if step["kind"] == kind["kind"]]
+        assert len(steps) == kind["steps"]
+        least = sum(step["share"] * step["seconds"] for step in steps)
+        assert least == pytest.approx(kind["bound_seconds"])
+    prompt = max(tables["steps"], key=lambda step: step["prefill_tokens"])
+    token = min(tables["steps"], key=lambda step: step["flops"])
+    assert prompt["flops"] / prompt["bytes"] > token["flops"] / token["bytes"]
 
 
 def test_lengths_vary_within_their_range() -> None:
@@ -194,6 +202,9 @@ def test_commands(bench: str, folder: Path, tmp_path: Path, capsys: pytest.Captu
     text = page([result])
     ElementTree.fromstring(text[text.index("<html") :])
     assert ("Contents of each step" in text) == (bench == "throughput")
+    assert ("Steps of the run and the limits of the machine" in text) == (bench == "throughput")
+    marks = len([step for step in result.tables.get("steps", []) if step["kind"] == "decode"])
+    assert text.count(" decode step, ") == marks
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers.server import LiveServer, served_folder, serving
-from quire.bench.doctor.live_rules import RULES, diagnose
+from quire.bench.doctor.live_rules import RULES, diagnose, where_to_look
 from quire.bench.doctor.machine_rules import MachineState, examine
 from quire.bench.doctor.metrics_window import Window
 from quire.bench.metrics_page import read_page
@@ -251,6 +251,57 @@ def test_a_running_server_that_never_ends_its_answers(
     report = json.loads(capsys.readouterr().out)
     assert {"environment", "facts", "machine", "server"} <= report.keys()
     assert any(finding["name"] == "idle" for finding in report["server"])
+    assert report["look"] is None, "nobody has asked for anything meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("ttft", "itl", "says"),
+    [
+        (1.1, 0.06, "inspect queueing and prefill"),
+        (0.35, 0.16, "inspect decode scheduling and memory pressure"),
+        (0.35, 0.06, "within example thresholds"),
+    ],
+)
+def test_the_half_to_look_at_first_is_that_of_the_listing(ttft: float, itl: float, says: str) -> None:
+    """The outputs of route-latency-investigation, from the histograms of a server, with the numbers."""
+    buckets = {
+        f'quire_{name}_seconds_bucket{{le="{bound:g}"}}': 100.0 if bound >= value else 20.0
+        for name, value in (("time_to_first_token", ttft), ("inter_token_latency", itl))
+        for bound in (0.01, 0.06, 0.16, 0.35, 1.1, 2.5)
+    }
+    found = where_to_look(Window(read_page(page(buckets, 0)), read_page(page(buckets)), SECONDS))
+    assert found == {
+        "ttft_p95_ms": pytest.approx(1e3 * ttft),
+        "itl_p95_ms": pytest.approx(1e3 * itl),
+        "says": says,
+    }
+    assert where_to_look(Window({}, {}, SECONDS)) is None
+
+
+def test_a_server_with_keys_is_asked_with_one(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving(served_folder(tmp_path_factory.mktemp("keys")), api_key=("a-key",)) as keyed:
+        for command in (
+            ["doctor", keyed.url, "--seconds", "0.5"],
+            ["cost", "--url", keyed.url, "--seconds", "0.2"],
+            ["advise", "llama-3-8b", "--hardware", "h100", "--url", keyed.url],
+        ):
+            monkeypatch.delenv("QUIRE_API_KEY", raising=False)
+            assert main(command) == 1
+            assert "401" in capsys.readouterr().err
+            monkeypatch.setenv("QUIRE_API_KEY", "a-key")
+            assert main(command) in {0, 1}
+            assert "401" not in capsys.readouterr().err
+        monkeypatch.delenv("QUIRE_API_KEY")
+        (tmp_path / "key").write_text("a-key")
+        assert (
+            main(["cost", "--url", keyed.url, "--seconds", "0.2", "--api-key-file", str(tmp_path / "key")])
+            == 0
+        )
 
 
 def test_what_a_running_server_costs_and_needs(
@@ -269,12 +320,13 @@ def test_what_a_running_server_costs_and_needs(
     assert main(["advise", "llama-3-8b", "--hardware", "h100", "--url", server.url, "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)["server"]
     assert seen["output_tokens"] == pytest.approx(3, abs=0.5)
+    assert seen["requests_per_second"] > 0
     assert main(["cost", "--url", "http://127.0.0.1:9"]) == 1
 
 
 def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "http://127.0.0.1:9", "--seconds", "0.5"]) == 1
-    assert "127.0.0.1:9/metrics" in capsys.readouterr().err
+    assert "127.0.0.1:9" in capsys.readouterr().err
     assert main(["doctor", "ftp://x"]) == 2
     assert main(["doctor", "--seconds", "0"]) == 2
 

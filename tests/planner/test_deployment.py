@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from quire.bench.planned_load import enough_replicas, split_pools
+from quire.bench.planned_load import enough_replicas, simulated, split_pools
 from quire.bench.technique_effects import effects
 from quire.cli.main import main
+from quire.config.shipped import shipped_models
 from quire.objectives import SLO
 from quire.planner.deployment import Deployment, LayoutOption, LoadDemand, comparison, deploy, judged, scaling
 from quire.planner.devices import device, links
@@ -19,6 +21,7 @@ from quire.planner.host_costs import hosts_for
 from quire.planner.model_size import ModelSize, size_of_config
 from quire.planner.shapes import SHAPES
 from quire.planner.step_bound import RankLayout, StepBound
+from quire.text.tokenizer import Tokenizer
 
 H100 = device("h100")
 
@@ -136,6 +139,9 @@ def test_the_simulation_adds_replicas_until_the_service_level_is_kept() -> None:
     pools = split_pools(replace(option, replicas=3), demand, 50.0)
     assert pools.keys() == {1, 2}
     assert all(one.completed == 300 for one in pools.values())
+    together = simulated(replace(option, replicas=3), demand).distributions["itl"].at(99.0)
+    apart = [one.distributions["itl"].at(99.0) for one in pools.values()]
+    assert min(apart) < together, "of some ratio, prompts no longer stand between tokens"  # type: ignore[operator, type-var]
 
 
 def test_twelve_techniques_and_their_effects() -> None:
@@ -159,6 +165,10 @@ def test_twelve_techniques_and_their_effects() -> None:
         ("plan llama-3-8b --hardware h100 --reserve 1", "reserve: 1 must be"),
         ("plan llama-3-8b --hardware h100 --slo soon", "goodput: 'soon'"),
         ("plan llama-3-8b --hardware m3-ultra", "has no rate of arithmetic"),
+        (
+            "plan llama-3-8b --hardware h100 --no-simulation --text README.md",
+            "text: llama-3-8b has no tokenizer",
+        ),
         ("cost", "either a model or --url"),
         ("cost llama-3-8b --users 0", "users: 0 must be"),
         ("advise --hardware h100", "model: needed"),
@@ -182,6 +192,84 @@ def test_a_plot_shows_where_a_transfer_eats_the_gain(tmp_path: Path) -> None:
     slowest, fastest = (f"moving it over {pick(links(), key=links().__getitem__)}" for pick in (min, max))
     assert slowest in eaten, "this cache moves more slowly than the prompt is computed"
     assert fastest not in eaten
+
+
+def test_the_binding_bound_and_words_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both bounds of a step and of a prompt: the longer one is its time; and words by what a text really takes."""
+    load = ["--hardware", "h100", "--prompt", "100", "--output", "50", "--no-simulation"]
+    assert main(["plan", "llama-3-8b", *load, "--json"]) == 0
+    one = json.loads(capsys.readouterr().out)["chosen"]
+    step, prompt = one["step_ms"], one["prompt_ms"]
+    assert one["tpot_ms"] == pytest.approx(max(step["arithmetic"], step["memory"]) + step["links"])
+    assert step["memory"] > step["arithmetic"], "few sequences are bound by reading weights"
+    assert prompt["memory"] > 0
+    assert (one["tokens_per_word"], one["tokens_per_word_of"]) == (1.3, "assumed")
+    assert one["words_per_second"] == pytest.approx(one["tokens_per_second"] / 1.3)
+    text, model = tmp_path / "mine.txt", shipped_models()["quire-mini"]
+    text.write_text("unusual words, zyxwvutsrq qponmlkjih\n" * 4)
+    tokenizer = Tokenizer.from_dir(model)
+    assert main(["plan", str(model), *load, "--text", str(text)]) == 0
+    ratio = len(tokenizer.encode(text.read_text(), add_special_tokens=False)) / 16
+    told = capsys.readouterr().out
+    assert f"({ratio:.2f} tokens a word, measured in mine.txt)" in told
+    assert "a step of 1 takes at least: arithmetic " in told
+    text.write_text(" \n")
+    assert main(["plan", str(model), *load, "--text", str(text)]) == 2
+    assert "has no words" in capsys.readouterr().err
+
+
+def test_this_machine_is_planned_with_its_measured_limits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.bench.limits.LEAST_ARENA", 2**20)
+    monkeypatch.setattr("quire.bench.limits.CACHES_READ", 0)
+    model = str(shipped_models()["quire-mini"])
+    assert (
+        main(
+            [
+                "plan",
+                model,
+                "--hardware",
+                "local",
+                "--rate",
+                "1",
+                "--prompt",
+                "50",
+                "--output",
+                "10",
+                "--json",
+            ]
+        )
+        == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["figures"] == "bounds of measured limits"
+    assert found["hardware"] == "1 × this machine [measured now]"
+    chosen = found["chosen"]
+    assert (chosen["layout"], chosen["devices"]) == ("TP=1 PP=1", 1)
+    assert 0 < chosen["step_ms"]["memory"] < 1000
+    assert found["simulated"]["ttft"]["p50"] > 0
+
+
+def test_advice_asks_for_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody at a terminal is asked; what was given, and a pipe, are not."""
+    answers = io.StringIO("600\nn\nllama-3-8b\n")
+    answers.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", answers)
+    assert main(["advise", "--hardware", "h100", "--rate", "2", "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.err.count(": ") >= 3
+    found = json.loads(said.out)
+    assert found["model"] == "llama-3-8b"
+    told = {one["technique"]: one for one in found["techniques"]}
+    assert "600 of 2000 tokens" in told["prefix caching"]["because"]
+    assert "nobody waits for single tokens" in told["speculative decoding"]["because"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("700\n"))
+    assert main(["advise", "llama-3-8b", "--hardware", "h100", "--json"]) == 0
+    told = {one["technique"]: one for one in json.loads(capsys.readouterr().out)["techniques"]}
+    assert "no shared start" in told["prefix caching"]["because"]
 
 
 def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

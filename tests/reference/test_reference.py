@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,13 +42,39 @@ def test_the_command_shows_every_source(capsys: pytest.CaptureFixture[str]) -> N
     assert "did you mean online-softmax" in capsys.readouterr().err
 
 
-def test_the_loop_gives_what_the_engine_gives() -> None:
-    """Greedy, float32, on the shipped model: token by token."""
-    model = Transformer(Path(shipped_models()["quire-mini"]))
-    with LLM("quire-mini", dtype="float32", progress=False) as llm:
-        (made,) = llm.generate(["The model reads the"], SamplingParams(temperature=0, max_tokens=12))
-    tokens = list(made.outputs[0].token_ids)
-    assert generate(model, made.prompt_token_ids, len(tokens), temperature=0) == tokens
+# The paths that must not change an answer, by the options that take them.
+PATHS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "prompts in chunks": {"max_num_batched_tokens": 16},
+    "no prefix cache": {"enable_prefix_caching": False},
+    "preemptions": {"num_kv_blocks": 9, "max_model_len": 128, "max_num_seqs": 8},
+    "drafts from the prompt": {"speculate": "ngram"},
+    "drafts of a model": {"draft_model": str(shipped_models()["quire-mini-draft"])},
+    "whole batches": {"batching": "static"},
+}
+TEXTS = ["The model reads the", "Once upon a time there was a small river, and the river " * 3, "One two one two one",
+         "A cat and a dog", "Where does the time go?"]  # fmt: skip
+
+
+@functools.cache
+def by_the_loop(prompt: tuple[int, ...], count: int) -> list[int]:
+    return generate(Transformer(Path(shipped_models()["quire-mini"])), list(prompt), count, temperature=0)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_loop_gives_what_the_engine_gives(path: str) -> None:
+    """Greedy, float32, on the shipped model: token by token, all at once and again out of the cache."""
+    with LLM("quire-mini", dtype="float32", threads=1, progress=False, **PATHS[path]) as llm:
+        params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+        again = llm.generate(TEXTS, params) + llm.generate(TEXTS, params)
+        steps = llm.step_records()
+    for made in again:
+        tokens = list(made.outputs[0].token_ids)
+        assert tokens == by_the_loop(tuple(made.prompt_token_ids), 24), made.prompt
+    if path == "preemptions":
+        assert sum(step.preempted for step in steps) > 0
+    if path.startswith("drafts"):
+        assert sum(step.accepted for step in steps) > 0
 
 
 def test_sampling_keeps_the_nucleus() -> None:
@@ -140,3 +168,17 @@ def test_contiguous_runs_leave_gaps_that_blocks_do_not() -> None:
     assert cache.allocate("d", 40) is None  # 40 places are free, 30 in a row
     assert cache.allocate("e", 30) == 30
     assert max(paged_waste(range(1, 200), 16)) == 15
+
+
+def test_blocks_as_long_as_the_context_are_contiguous_memory() -> None:
+    """The engine itself, with one run for each sequence: the same answer, and the waste of the published example."""
+    used, answers, prompt = {}, [], [*range(100, 110)]
+    for size in (2048, 16):
+        with LLM("quire-mini", block_size=size, max_model_len=2048, threads=1, progress=False) as llm:
+            params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+            (made,) = llm.generate([{"prompt_token_ids": prompt}], params)
+            answers.append(list(made.outputs[0].token_ids))
+            used[size] = max(step.blocks_used for step in llm.step_records())
+    assert answers[0] == answers[1]
+    assert used == {2048: 1, 16: 3}, "of 48 tokens: a sequence that has ended holds none"
+    assert 1 - 50 / (used[2048] * 2048) == pytest.approx(0.9756, abs=1e-4)

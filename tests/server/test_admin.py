@@ -104,8 +104,17 @@ def test_a_profile_has_the_steps_between_its_start_and_its_end(
     post(server, "/stop_profile").error(409, "no_profile")
     assert post(server, "/start_profile").status == 200
     post(server, "/start_profile").error(409, "profile_runs")
-    assert server.post("/v1/completions", {"prompt": "one", "max_tokens": 5}, CLIENT).status == 200
+    asked = server.post("/v1/completions", {"prompt": "one", "max_tokens": 5}, CLIENT)
+    assert asked.status == 200
     assert post(server, "/stop_profile").status == 200
+    later = server.post("/v1/completions", {"prompt": "two", "max_tokens": 5}, CLIENT)
+    told, plain = (
+        server.get(f"/v1/requests/{one.json['id']}/explain", headers=CLIENT).json for one in (asked, later)
+    )
+    assert [*told["stages"]] == ["embed", "layers", "project", "sample"]
+    assert 0 < sum(told["stages"].values()) < told["total_ms"]
+    assert "its steps, with all that was in them: embed " in told["text"]
+    assert plain["stages"] == {}
     (file,) = folder_of_profiles.iterdir()
     trace = json.loads(file.read_text())
     steps = [event for event in trace["traceEvents"] if event["name"] == "step"]
@@ -113,7 +122,14 @@ def test_a_profile_has_the_steps_between_its_start_and_its_end(
     assert trace["otherData"]["missed_steps"] == 0
     assert sum(step["args"]["decode_tokens"] for step in steps) >= 4
     names = [event["name"] for event in trace["traceEvents"]]
-    assert names == ["step", "schedule", "execute", "update"] * len(steps)
+    stages = ["embed", "layers", "project", "sample"]
+    assert names == ["step", "schedule", "execute", *stages, "update"] * len(steps)
+    for index, event in enumerate(trace["traceEvents"]):
+        if event["name"] == "execute":  # its stages are within it, and follow each other
+            inner = trace["traceEvents"][index + 1 : index + 5]
+            assert event["ts"] <= inner[0]["ts"]
+            assert inner[-1]["ts"] + inner[-1]["dur"] == pytest.approx(event["ts"] + event["dur"])
+            assert all(each["dur"] > 0 for each in inner)
     assert all(event["ph"] == "X" and event["dur"] >= 0 for event in trace["traceEvents"])
 
 

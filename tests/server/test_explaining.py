@@ -11,6 +11,7 @@ import pytest
 
 from helpers.server import ENDLESS, PATIENT, LiveServer, serving
 from quire.cli.main import main
+from quire.program.cost import Machine
 from quire.steplog.log_files import read_rows
 from quire.steplog.log_rows import Missed
 
@@ -91,6 +92,53 @@ def test_the_first_difference_is_shown_with_its_text(server: LiveServer) -> None
     assert missed["kind"] == "never seen"
     assert missed["theirs"] == ""
     assert server.get("/v1/cache/misses", headers=B).json["templates"] == []
+
+
+def test_the_commands_tell_a_client_the_same(
+    server: LiveServer,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """`quire explain`, its steps with what each has computed and moved, and `quire cache`."""
+    rules = "One. Two. Three. Four. Five. The time is 2026-01-{} noon. " + "Be kind to all who ask you. " * 9
+    asked(server, rules.format("05"))
+    name, _ = asked(server, rules.format("06"))
+    monkeypatch.setenv("QUIRE_API_KEY", KEYS[0])
+    url = ["--url", server.url]
+    body = server.get(f"/v1/requests/{name}/explain?steps=1", headers=A).json
+    assert main(["explain", name, *url]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(body["sentence"])
+    assert "a date or time" in told
+    assert main(["explain", name, *url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parts"] == body["parts"]
+
+    limits = Machine(1e12, 1e10)
+    monkeypatch.setattr("quire.cli.inspect.measure_machine", lambda *_: limits)
+    assert main(["explain", name, *url, "--steps", "--model", str(folder)]) == 0
+    steps = capsys.readouterr().out.split("limits of this machine: ")[1].splitlines()[2:]
+    assert len(steps) == 8
+    for line, step in zip(steps, body["steps"], strict=True):
+        number, rows, tokens, _, flops, moved, intensity, bound = (float(word) for word in line.split()[:8])
+        assert (number, rows) == (step["number"], 1)
+        assert tokens == step["rows"][0][1]
+        assert flops / moved == pytest.approx(intensity, rel=0.02)
+        assert bound == pytest.approx(1e3 * max(flops / limits.flops, moved / limits.bandwidth), abs=0.006)
+    assert float(steps[0].split()[4]) > float(steps[1].split()[4]), "the prompt is the first"
+
+    assert main(["cache", "explain", name, *url]) == 0
+    told = capsys.readouterr().out
+    assert "differs" in told
+    assert "put the date or time at the end of the prompt" in told
+    assert main(["cache", "top", *url]) == 0
+    assert "a date or time changes at token" in capsys.readouterr().out
+    key = tmp_path / "key"
+    key.write_text(KEYS[1])
+    assert main(["explain", name, *url, "--api-key-file", str(key)]) == 1
+    assert "404" in capsys.readouterr().err
+    assert main(["cache", "explain", *url]) == 2
 
 
 def test_an_administrator_asks_what_if(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from helpers.server import ENDLESS, PATIENT, LiveServer, Reply, serving
+from helpers.server import ENDLESS, GUARD, PATIENT, LiveServer, Reply, serving
 from quire.config.serving import LEAST_SIMULATOR_MEMORY, ServingConfig
 from quire.engine.host.held import server_memory
 
@@ -92,6 +93,19 @@ def test_a_simulation_that_needs_too_much_memory_ends_alone(server: LiveServer) 
     assert simulated(asked, log + log)["fit"] == answers[0]["fit"], (
         "the second log is that of the other server"
     )
+
+
+def test_a_simulation_has_idle_processors_only() -> None:
+    command = [sys.executable, "-P", "-m", "quire.bench.what_if_process"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as waiting:  # for its question
+        try:
+            deadline = time.monotonic() + GUARD
+            while os.sched_getscheduler(waiting.pid) != os.SCHED_IDLE:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            assert os.getpriority(os.PRIO_PROCESS, waiting.pid) == 19
+        finally:
+            waiting.kill()
 
 
 def simulated(asked: dict[str, object], log: bytes) -> dict[str, Any]:

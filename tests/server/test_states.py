@@ -90,7 +90,7 @@ class StandInEngine:
     async def memory(self) -> Mapping[str, Any]:
         return {}
 
-    async def debug(self) -> Mapping[str, Any]:
+    async def debug(self, stages: bool = False) -> Mapping[str, Any]:
         return {}
 
     async def view(self, after: int) -> EngineView:

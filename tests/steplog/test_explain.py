@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quire.cli.main import main
 from quire.engine.core import EngineCore
 from quire.steplog import log_rows as rows
 from quire.steplog.explain import PARTS, Explanation, explain, text_of
-from quire.steplog.log_files import read_rows
+from quire.steplog.log_files import LogFile, read_rows
 from quire.steplog.log_rows import encode
 
 from .storm import MS, Clock, engine, request, storm
@@ -228,15 +231,49 @@ def slow_drafts() -> Explanation:
 
 def stolen() -> Explanation:
     core, _ = alone()
+    return forged(core, lambda step: {"stolen": 1500})
+
+
+def forged(core: EngineCore, change: Callable[[rows.Step], dict[str, Any]]) -> Explanation:
+    """Of `a`, by the log of an engine whose steps had other fields."""
     log = [
-        rows.Step(**{n: getattr(r, n) for n in r.__struct_fields__} | {"stolen": 1500})
-        if isinstance(r, rows.Step)
-        else r
-        for r in log_of(core)
+        rows.Step(**{n: getattr(row, n) for n in row.__struct_fields__} | change(row))
+        if isinstance(row, rows.Step)
+        else row
+        for row in log_of(core)
     ]
     found = explain(log, "a")
     assert found is not None
     return found
+
+
+def out_of_the_swap_space() -> Explanation:
+    """Copies of its blocks come back while others run."""
+    core, _, clock = engine(1, max_num_seqs=2, num_blocks=200)
+    for i in range(2):
+        request(core, f"long{i}", [i + 1, 2, 3], clock, max_tokens=60, ignore_eos=True)
+    core.step()
+    last(core, clock)
+    return forged(core, lambda step: {"fetching": [] if rows_of(step, 2) else [2 << rows.SAMPLE_BITS]})
+
+
+def without_a_row() -> Explanation:
+    """It runs, and most steps compute others alone."""
+    core, _, clock = engine(1)
+    request(core, "other", [1, 2, 3], clock, max_tokens=60, ignore_eos=True)
+    last(core, clock, tokens=60)
+
+    def cut(step: rows.Step) -> dict[str, Any]:
+        kept = rows_of(step, 0) if 5 < step.number < 50 else []
+        return {"rows": [number for flat in kept for number in flat]} if kept else {}
+
+    return forged(core, cut)
+
+
+def rows_of(step: rows.Step, number: int) -> list[list[int]]:
+    """The four numbers of each row of a request in a step."""
+    quads = [step.rows[i : i + 4] for i in range(0, len(step.rows), 4)]
+    return [flat for flat in quads if flat[0] >> rows.SAMPLE_BITS == number]
 
 
 def between_queue(trait: str) -> Callable[[], Explanation]:
@@ -275,6 +312,8 @@ CAUSES: dict[str, tuple[Callable[[], Explanation], str]] = {
     "own answer": (own_answer, "decode"),
     "drafts": (slow_drafts, "draft"),
     "stolen CPU": (stolen, "stolen CPU"),
+    "swap space": (out_of_the_swap_space, "fetch"),
+    "no row of it": (without_a_row, "held back"),
     "text": (marked(text=900), "detokenize"),
     "write": (marked(write=900), "write"),
     "slow reader": (marked(unread=900), "slow reader"),
@@ -327,3 +366,31 @@ def test_a_request_that_runs_is_explained_so_far() -> None:
     found = told(core, "a")
     assert not found.finished
     assert "so far" in text_of(found)
+
+
+def test_the_command_explains_requests_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The slowest first; one by its name, with the same parts; a name that is not there; and what a cut has left."""
+    path = tmp_path / "a.qlog"
+    core, names = storm(5, file=LogFile(path, 2**24))
+    assert core.recorder is not None
+    core.recorder.close()
+    assert main(["explain", "--log", str(path), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert len(listed) == 20
+    assert [one["ms"] for one in listed] == sorted((one["ms"] for one in listed), reverse=True)
+    slowest = listed[0]["id"]
+    assert slowest in names
+    assert main(["explain", "--log", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split()[2] == slowest
+    assert main(["explain", slowest, "--log", str(path), "--json"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert sum(one["parts"].values()) == pytest.approx(one["total_ms"])
+    assert one["total_ms"] == listed[0]["ms"]
+    assert main(["explain", slowest, "--log", str(path)]) == 0
+    assert capsys.readouterr().out.startswith(f"{slowest}: ")
+    assert main(["explain", "nobody", "--log", str(path)]) == 1
+    assert "no request 'nobody'" in capsys.readouterr().err
+    path.write_bytes(path.read_bytes()[:-3])
+    assert main(["explain", "--log", str(path)]) == 0
+    assert "note: " in capsys.readouterr().out
+    assert main(["explain"]) == 2

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quire import LLM, SamplingParams
+from quire.cli.main import main
 from quire.config.live import LiveEngineConfig
+from quire.config.shipped import shipped_models
 from quire.offline.replay_log import ReplayError, replay, schedule_digest
 from quire.steplog import log_rows as rows
-from quire.steplog.log_files import Log, LogFile, read_log
+from quire.steplog.log_files import HEADER, Log, LogFile, framed, read_log
 
 from .storm import engine, request, storm
 
@@ -154,3 +159,49 @@ def test_changes_of_the_configuration_and_floors_of_tenants_are_replayed(tmp_pat
     forged = rows.Reconfigured(changes[0].at, changes[0].options | {"colour": 1})
     with pytest.raises(ReplayError, match="not of this version"):
         replay(Log([forged if row is changes[0] else row for row in log.rows]))
+
+
+def test_the_command_replays_a_file_and_its_remains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path, 1)
+    path = tmp_path / "1.qlog"
+    assert main(["replay", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["difference"], found["damage"], found["requests"] > 20) == ("", "", True)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert main(["replay", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "the same" in out
+    assert "note: " in out
+    assert main(["replay", str(path), "--speed", "-1"]) == 2
+
+
+def test_a_model_computes_the_recorded_tokens_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With drawn tokens, several samples and preemptions; and a token that was another one is found."""
+    path, options = (
+        tmp_path / "a.qlog",
+        {"max_num_seqs": 8, "num_kv_blocks": 24, "max_model_len": 128, "threads": 1},
+    )
+    with LLM("quire-mini", progress=False, record=str(path), record_prompts=True, **options) as llm:  # type: ignore[arg-type]
+        made = llm.generate(
+            ["Once upon a time", "The quick brown", "Once upon a river", "Hello"],
+            SamplingParams(temperature=1.0, max_tokens=60, n=2, ignore_eos=True),
+        )
+    tokens = sum(len(one.token_ids) for each in made for one in each.outputs)
+    again = ["replay", str(path), "--model", str(shipped_models()["quire-mini"]), "--threads", "1", "--json"]
+    assert main(again) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["difference"], found["requests"], found["compared_tokens"]) == ("", 4, tokens)
+    log = read_log(path).rows
+    assert any(row.preempted for row in log if isinstance(row, rows.Step)), "nothing gave way"
+    at, ended = next((i, row) for i, row in enumerate(log) if isinstance(row, rows.Ended))
+    ids = array("i", ended.chain.tokens)
+    ids[5] ^= 1
+    chain = rows.TokenChain(ended.chain.like, ended.chain.shared, ended.chain.digest, ids.tobytes())
+    log[at] = rows.Ended(ended.at, ended.number, ended.sample, ended.reason, ended.tokens, chain)
+    path.write_bytes(HEADER + b"".join(framed(rows.encode(row)) for row in log))
+    assert main(again) == 1
+    assert f"token 5 of its output was {ids[5]}, and is {ids[5] ^ 1} now" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from typing import Any
 from quire.bench.batching_plots import batching_plots, interference_plot
 from quire.bench.eval_plots import channel_plots, divergence_plots, layer_error_plots, weight_plots
 from quire.bench.results import Result, write_text
-from quire.bench.roofline_plot import roofline
+from quire.bench.roofline_plot import points_of, roofline
 from quire.bench.server_bench import records_of
 from quire.bench.speculation_plots import speculation_plots
 from quire.bench.svg import Bars, Plot, Series, TimelineRow, histogram, stacked, timeline
@@ -59,7 +59,7 @@ def _section(result: Result) -> str:
     if result.notes:
         parts.append(f'<ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in result.notes)}</ul>')
     parts.append(_tiles(result))
-    if result.kind == "kernels" and result.limits is not None:
+    if result.limits is not None and points_of(result):
         parts.append(f"<figure>{roofline(result)}</figure>")
     plots = [plot for name, draw in _PLOTS.items() if result.tables.get(name) for plot in draw(result)]
     if plots:

@@ -1,4 +1,4 @@
-"""A roofline plot (Williams et al. 2009) as SVG: the rate of each op over its arithmetic intensity."""
+"""A roofline plot (Williams et al. 2009) as SVG: rates of ops, or of the steps of a run, over their intensity."""
 
 from __future__ import annotations
 
@@ -20,23 +20,35 @@ _SHAPES = {  # corners of marks; a circle has none
     "diamond": ((0, -5), (5, 0), (0, 5), (-5, 0)),
     "triangle": ((0, -5), (5, 4), (-5, 4)),
 }
+_MOST_STEPS = 400  # of a run, evenly: more marks hide each other
+
+
+def points_of(result: Result) -> list[dict[str, Any]]:
+    """What a result has for the plot: the computing ops of `quire bench kernels`, the steps of `throughput`."""
+    ops = [row for row in result.tables.get("ops", []) if row["flops"] and row["bytes"]]
+    steps = [row for row in result.tables.get("steps", []) if row.get("flops") and row.get("bytes")]
+    return ops or [_step(result, row) for row in steps[:: len(steps) // _MOST_STEPS + 1]]
+
+
+def _step(result: Result, row: dict[str, Any]) -> dict[str, Any]:
+    rates = {f"{name}_per_second": row[name] / row["seconds"] for name in ("flops", "bytes")}
+    return row | rates | {"op": row["kind"], "name": "step", "format": result.settings.get("weights", "")}
 
 
 def roofline(result: Result) -> str:
-    """Draw a result of `quire bench kernels`: its computing ops under the measured limits."""
+    """Draw `points_of` a result under the limits that were measured around them."""
     limits = result.limits
     if limits is None:
         raise ValueError("plot: the result contains no measured limits")
-    points = [row for row in result.tables.get("ops", []) if row["flops"] and row["bytes"]]
+    points = points_of(result)
     x, y = _axes(points, limits)
     colours = {
         name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(dict.fromkeys(map(_series, points)))
     }
     kinds = dict.fromkeys(point["op"] for point in points)
     shapes = {name: list(_SHAPES)[i % len(_SHAPES)] for i, name in enumerate(kinds)}
-    title = (
-        f"Ops and the limits of the machine: {result.environment.cpu}, {limits.threads} threads, {limits.isa}"
-    )
+    what = "Ops" if result.tables.get("ops") else "Steps of the run"
+    title = f"{what} and the limits of the machine: {result.environment.cpu}, {limits.threads} threads, {limits.isa}"
     marks = (_point(x, y, point, colours[_series(point)], shapes[point["op"]]) for point in points)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="plain" viewBox="0 0 {_WIDTH} {_HEIGHT}"'

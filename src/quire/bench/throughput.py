@@ -20,6 +20,7 @@ from quire.bench.engine_run import (
 from quire.bench.limits import LimitsProbe, LimitsSample
 from quire.bench.profile import OpTimes
 from quire.bench.results import Metric
+from quire.program.program import Program
 from quire.records import dataclass
 
 FIGURES: Figures = {
@@ -72,7 +73,7 @@ def measure(
         found = {
             "iterations": [figures(engine, one, limits)],
             "composition": composition(engine, one, limits),
-            "steps": [step_row(step) for step in one.steps],
+            "steps": [step_row(engine.program, step, limits) for step in one.steps],
         }
         for name, rows in found.items():
             tables[name] += [{"iteration": number, **row} for row in rows]
@@ -127,9 +128,10 @@ def composition(engine: BenchEngine, run: EngineRun, limits: LimitsSample) -> li
     return found
 
 
-def step_row(step: EngineStep) -> dict[str, Any]:
-    """One step as plain values, for plots."""
-    decoding = sum(row.query_len for row in step.decoding)
+def step_row(program: Program, step: EngineStep, limits: LimitsSample) -> dict[str, Any]:
+    """One step as plain values, for plots: its contents and seconds, what it computed and moved, the limit that is
+    nearer, and the share of it that the step reached."""
+    decoding, judged = sum(row.query_len for row in step.decoding), judge(program, [step], limits)
     return {
         "begin": step.begin,
         "seconds": step.wall,
@@ -139,4 +141,9 @@ def step_row(step: EngineStep) -> dict[str, Any]:
         "decode_tokens": decoding,
         "prefill_tokens": step.tokens - decoding,
         "context_tokens": sum(row.context_len for row in step.rows),
+        "kind": step.kind,
+        "flops": judged.flops,
+        "bytes": judged.moved,
+        "bound": judged.bound,
+        "share": judged.share,
     }

@@ -7,13 +7,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.plan import add_load_options, demand_of, hardware, precisions
+from quire.cli.running_server import add_client_key
+from quire.util.standard_error import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from quire.bench.technique_effects import TechniqueEffect
     from quire.planner.deployment import LayoutOption, LoadDemand
 
 
@@ -26,10 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", metavar="URL", help="take what is not given from the metrics of a running server"
     )
+    add_client_key(parser)
     parser.add_argument(
         "--explain",
         action="store_true",
         help="what each of twelve techniques gives, computed on these numbers",
+    )
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="also run the model here, with each technique and without, in turns: minutes",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -39,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.cli.calc import named_size
     from quire.planner.deployment import deploy
 
-    seen = _seen(args.url) if args.url else {}
+    seen = _seen(args) if args.url else {}
     _complete(args, seen)
     demand = demand_of(args)
     device, count = hardware(args.hardware)
@@ -69,12 +79,29 @@ def run(args: argparse.Namespace) -> int:
             from quire.bench.technique_effects import effects
 
             found = effects(chosen.bound, demand, chosen.sequences, args.shared_prefix)
-            report["effects"] = [
-                {"technique": one.name, "factor": one.factor, "says": one.says, "source": one.source}
-                for one in found
-            ]
+            report["effects"] = [_effect(one) for one in found]
+    if args.measure:
+        report["measured"] = _measured(args, demand)
     print(json.dumps(report) if args.json else "\n".join(_lines(report)))
     return int(made.chosen is None)
+
+
+def _measured(args: argparse.Namespace, demand: LoadDemand) -> list[dict[str, Any]]:
+    """What the techniques change on this machine; of a released shape, with random weights, which take as long."""
+    from quire.bench.measured_effects import measured_effects, work_of
+    from quire.planner import shapes
+
+    def announce(name: str) -> None:
+        if not args.json:
+            say(f"quire: measuring {name}")
+
+    model = f"{shapes.PREFIX}{args.model}" if args.model in shapes.SHAPES else args.model
+    found = measured_effects(work_of(model, demand, args.shared_prefix), announce)
+    return [_effect(one) for one in found]
+
+
+def _effect(one: TechniqueEffect) -> dict[str, Any]:
+    return {"technique": one.name, "factor": one.factor, "says": one.says, "source": one.source}
 
 
 def _complete(args: argparse.Namespace, seen: dict[str, float]) -> None:
@@ -104,16 +131,19 @@ def _ask(question: str, default: str) -> str:
     return sys.stdin.readline().strip() or default
 
 
-def _seen(url: str) -> dict[str, float]:
+def _seen(args: argparse.Namespace) -> dict[str, float]:
     """What the metrics of a server say of its load since it began."""
     from quire.bench.doctor.metrics_window import Window
     from quire.cli.doctor import server_page
 
-    window = Window({}, server_page(url), 1.0)
-    requests = max(1.0, window.grown("quire_request_success_total", "vllm:request_success_total"))
+    window = Window({}, server_page(args), 1.0)
+    began = window.now("process_start_time_seconds")
+    ended = window.grown("quire_request_success_total", "vllm:request_success_total")
+    requests = max(1.0, ended)
     asked = window.grown("quire_prefix_cache_queries_total", "vllm:prefix_cache_queries_total")
     hits = window.grown("quire_prefix_cache_hits_total", "vllm:prefix_cache_hits_total")
     return {
+        "requests_per_second": ended / max(1.0, time.time() - began) if began else 0.0,
         "prompt_tokens": window.grown("quire_prompt_tokens_total", "vllm:prompt_tokens_total") / requests,
         "output_tokens": window.grown("quire_generation_tokens_total", "vllm:generation_tokens_total")
         / requests,
@@ -178,13 +208,14 @@ def _branches(
 def _lines(report: dict[str, Any]) -> list[str]:
     made = [f"{report['model']}:"] + [f"  {i}. {text}" for i, text in enumerate(report["parallelism"], 1)]
     if "layout" not in report:
-        return [*made, "nothing fits"]
-    made.append(f"  -> {report['layout']}, {report['replicas']} ×, {report['bits']:g} bits")
+        made.append("nothing fits")
+    else:
+        made.append(f"  -> {report['layout']}, {report['replicas']} ×, {report['bits']:g} bits")
     made += [
         f"  {'use ' if one['use'] else 'no  '} {one['technique']}: {one['because']}"
         for one in report["techniques"]
     ]
-    for one in report.get("effects", ()):
+    for one in [*report.get("effects", ()), *report.get("measured", ())]:
         factor = "-" if one["factor"] is None else f"{one['factor']:.2f} ×"
         made.append(f"  {one['technique']:<22}{factor:>10}  {one['says']} ({one['source']})")
     return made

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from quire.cli.running_server import add_client_key
+
 _RAPL = "/sys/class/powercap"
 _WIDTHS = ((16.0, 16.0), (8.0, 16.0), (8.0, 8.0), (4.0, 16.0), (4.0, 8.0))
 
@@ -30,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decode-share", type=float, default=1.0, metavar="S",
                         help="share of a host's devices that decode, beside those for prompts")  # fmt: skip
     parser.add_argument("--url", metavar="URL", help="measure a running server instead")
+    add_client_key(parser)
     parser.add_argument(
         "--seconds", type=float, default=10.0, metavar="S", help="watch it for so long (default: 10)"
     )
@@ -108,9 +111,9 @@ def _of_server(args: argparse.Namespace) -> dict[str, Any]:
     from quire.bench.doctor.metrics_window import Window
     from quire.cli.doctor import server_page
 
-    energy, began, before = _joules(), time.monotonic(), server_page(args.url)
+    energy, began, before = _joules(), time.monotonic(), server_page(args)
     time.sleep(args.seconds)
-    after, used, seconds = server_page(args.url), _joules(), time.monotonic() - began
+    after, used, seconds = server_page(args), _joules(), time.monotonic() - began
     tokens = Window(before, after, seconds).grown(
         "quire_generation_tokens_total", "vllm:generation_tokens_total"
     )

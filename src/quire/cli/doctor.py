@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.running_server import add_client_key, fetch_metrics
+
 if TYPE_CHECKING:
     from quire.bench.doctor.cause import Cause
     from quire.bench.metrics_page import MetricsPage
@@ -22,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure", action="store_true", help="measure the memory bandwidth too: a busy second"
     )
+    add_client_key(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object, also for bug reports")
 
 
@@ -29,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Exit status 1 when there is a problem."""
     import msgspec
 
-    from quire.bench.doctor.live_rules import diagnose
+    from quire.bench.doctor.live_rules import diagnose, where_to_look
     from quire.bench.doctor.machine_rules import examine, machine_state
     from quire.bench.doctor.metrics_window import Window
     from quire.bench.environment import Watch, environment
@@ -37,17 +40,23 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0.5 <= args.seconds <= 3600:
         raise ValueError(f"seconds: {args.seconds:g} must be from 0.5 to 3600")
-    before, began, watch = server_page(args.url), time.monotonic(), Watch()
+    before, began, watch = server_page(args), time.monotonic(), Watch()
     _wait(args.seconds if args.url else _WATCHED, quiet=args.json)
-    noise, after, ended = watch.stop(), server_page(args.url), time.monotonic()
+    noise, after, ended = watch.stop(), server_page(args), time.monotonic()
     facts = machine_state(noise, cache_folder() or Path.home(), _bandwidth() if args.measure else 0.0)
-    groups = {"machine": list(examine(facts))}
+    groups, look = {"machine": list(examine(facts))}, None
     if args.url:
-        groups["server"] = diagnose(Window(before, after, ended - began))
+        window = Window(before, after, ended - began)
+        groups["server"], look = diagnose(window), where_to_look(window)
     if args.json:
-        report: dict[str, Any] = {"environment": environment(), "facts": facts, **groups}
+        report: dict[str, Any] = {"environment": environment(), "facts": facts, **groups, "look": look}
         print(msgspec.json.encode(report).decode())
     else:
+        if look is not None:
+            print(
+                f"95 % of first tokens within {look['ttft_p95_ms']:g} ms, of gaps within {look['itl_p95_ms']:g} ms: "
+                f"{look['says']}"
+            )
         for group, found in groups.items():
             print(f"{group}: {'nothing found' if not found else ''}".rstrip())
             for one in found:
@@ -64,24 +73,11 @@ def _lines(cause: Cause) -> str:
     return f"  {'!' if cause.problem else '-'} {cause.name}: {cause.says}\n      {numbers}{tries}"
 
 
-def server_page(url: str | None) -> MetricsPage:
-    """The metrics of a server. Raises ServerRefusedError."""
-    from urllib.error import URLError
-    from urllib.parse import urlsplit
-    from urllib.request import urlopen
-
+def server_page(args: argparse.Namespace) -> MetricsPage:
+    """The metrics of the server that is asked about; nothing without one. Raises ServerRefusedError."""
     from quire.bench.metrics_page import read_page
-    from quire.cli.running_server import ServerRefusedError
 
-    if url is None:
-        return {}
-    if urlsplit(url).scheme not in {"http", "https"}:
-        raise ValueError(f"url: {url!r} is not an address like http://host:port")
-    try:
-        with urlopen(url.rstrip("/") + "/metrics", timeout=10) as response:
-            return read_page(response.read(32 << 20).decode("utf-8", "replace"))
-    except (URLError, OSError, ValueError) as error:
-        raise ServerRefusedError(f"{url}/metrics: {getattr(error, 'reason', error)}") from None
+    return read_page(fetch_metrics(args)) if args.url else {}
 
 
 def _wait(seconds: float, *, quiet: bool) -> None:

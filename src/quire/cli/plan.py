@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="an SVG: where moving a cache eats the gain of disaggregation",
+    )
+    parser.add_argument(
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help="a sample of your texts, for words a second: with a checkpoint, whose tokenizer counts",
     )
     parser.add_argument("--no-simulation", action="store_true", help="bounds alone")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -168,7 +174,7 @@ def _report(
         if chosen.replicas > 1 and chosen.layout.expert == 1:
             report["pools"] = _pools(args, chosen, demand, summary)
     if chosen is not None:
-        report["chosen"] = _option(args, chosen, demand)
+        report["chosen"] = _option(args, chosen, demand) | _words(args, chosen, demand)
         report["advice"] = list(_advice(args, chosen, demand))
     report["options"] = [_option(args, one, demand) for one in made.options]
     if args.details:
@@ -185,6 +191,7 @@ def _report(
 
 def _option(args: argparse.Namespace, one: LayoutOption, demand: LoadDemand) -> dict[str, Any]:
     from quire.planner.deployment import meets, money
+    from quire.planner.step_bound import decoding, prefilling
 
     found: dict[str, Any] = {
         "layout": str(one.layout), "bits": one.bound.bits, "fits": one.fits, "reason": one.reason,
@@ -198,12 +205,56 @@ def _option(args: argparse.Namespace, one: LayoutOption, demand: LoadDemand) -> 
             "busy": one.busy,
             "requests_per_second": one.capacity * one.replicas, "limit": one.limit, "meets": meets(one, demand),
             "per_million_tokens": money(one, demand, args.price, args.price_kwh),
+            "step_ms": _parts(one, decoding(one.batch, demand.context)),
+            "prompt_ms": _parts(one, prefilling(demand.prompt)),
             "exchanged_mb": sum(one.bound.exchanged_bytes(one.batch).values()) / 1e6,
         }  # fmt: skip
         if one.bound.device.watts:
             rate = (demand.rate or one.capacity * one.replicas) * demand.output
             found["joules_per_token"] = one.bound.device.watts * one.devices / rate
     return found
+
+
+def _parts(one: LayoutOption, features: Sequence[float]) -> dict[str, float]:
+    """Milliseconds of a step that computes so much, by each bound; the longer of the first two, and links besides."""
+    return dict(
+        zip(
+            ("arithmetic", "memory", "links"), (1e3 * part for part in one.bound.parts(features)), strict=True
+        )
+    )
+
+
+def _words(args: argparse.Namespace, one: LayoutOption, demand: LoadDemand) -> dict[str, Any]:
+    """Output tokens a second under the load, or at most, and how many words they are."""
+    ratio, source = tokens_per_word(args.model, args.text)
+    tokens = (demand.rate or one.capacity * one.replicas) * demand.output
+    return {
+        "tokens_per_second": tokens, "words_per_second": tokens / ratio, "tokens_per_word": ratio,
+        "tokens_per_word_of": source,
+    }  # fmt: skip
+
+
+def tokens_per_word(model: str, sample: Path | None) -> tuple[float, str]:
+    """Tokens for each word of a text as the model's tokenizer cuts it, or a rule without one; and which of both. Raises
+    ValueError for a text that cannot be read or counted.
+    """
+    from quire.planner.formulas import TOKENS_PER_WORD
+    from quire.planner.shapes import SHAPES
+
+    if sample is None:
+        return TOKENS_PER_WORD, "assumed"
+    from quire.engine.build.opening import open_model
+
+    tokenizer = None if model in SHAPES else open_model(model).tokenizer
+    if tokenizer is None:
+        raise ValueError(f"text: {model} has no tokenizer that could count; name a checkpoint")
+    try:
+        text = sample.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"text: {error}") from None
+    if not (words := len(text.split())):
+        raise ValueError(f"text: {sample} has no words")
+    return len(tokenizer.encode(text, add_special_tokens=False)) / words, f"measured in {sample.name}"
 
 
 def _simulated(summary: Summary) -> dict[str, Any]:
@@ -279,6 +330,13 @@ def _lines(report: dict[str, Any]) -> list[str]:
             f"sequences a replica; {chosen['busy']:.0%} busy, at most {chosen['requests_per_second']:.2f} requests/s; "
             f"limit: {chosen['limit']}",
         ]
+        for what, parts in ((f"a step of {chosen['batch']:.0f}", "step_ms"), ("a prompt", "prompt_ms")):
+            bounds = ", ".join(f"{name} {_ms(value)}" for name, value in chosen[parts].items() if value)
+            made.append(f"  {what} takes at least: {bounds}")
+        made.append(
+            f"  {chosen['tokens_per_second']:,.0f} output tokens/s, {chosen['words_per_second']:,.0f} words/s "
+            f"({chosen['tokens_per_word']:.2f} tokens a word, {chosen['tokens_per_word_of']})"
+        )
         if cost is not None:
             made.append(f"  {cost:.3g} for a million output tokens")
         if "joules_per_token" in chosen:

@@ -35,12 +35,17 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 def add_client_options(parser: argparse.ArgumentParser) -> None:
     """--url and --api-key-file."""
     _add_url(parser)
+    add_client_key(parser)
+
+
+def add_client_key(parser: argparse.ArgumentParser) -> None:
+    """--api-key-file, for a command that has an address of its own."""
     _add_key(parser, "--api-key-file", "an API key", _CLIENT_VARIABLE)
 
 
 def add_key_options(parser: argparse.ArgumentParser) -> None:
     """--api-key-file and --admin-api-key-file, for what works without keys where a server has none."""
-    _add_key(parser, "--api-key-file", "an API key", _CLIENT_VARIABLE)
+    add_client_key(parser)
     _add_key(parser, "--admin-api-key-file", "an administrator's key", _VARIABLE)
 
 
@@ -65,6 +70,12 @@ def fetch(args: argparse.Namespace, path: str, *, administrator: bool = False) -
 def ask_as_client(args: argparse.Namespace, path: str) -> Any:
     """The JSON of what a client may read. Raises as `ask_server`."""
     return _json(args.url, _ask(args.url, "GET", path, None, _given(args.api_key_file, _CLIENT_VARIABLE)))
+
+
+def fetch_metrics(args: argparse.Namespace) -> str:
+    """The Prometheus page of a server, with a client's key if there is one. Raises as `ask_server`."""
+    key = _given(args.api_key_file, _CLIENT_VARIABLE)
+    return _ask(args.url, "GET", "/metrics", None, key, _SECONDS).decode("utf-8", "replace")
 
 
 def fetch_log(args: argparse.Namespace) -> bytes:

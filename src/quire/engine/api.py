@@ -318,8 +318,7 @@ class EngineStats:
     """Gauges and counters of an engine; times are seconds. The last five are known in the API process alone.
 
     `step_*` are totals since start; `step_tokens` counts steps by their tokens, one entry more than STEP_TOKEN_BOUNDS,
-    for larger ones. `step_plans` are prepared step sizes: hits are steps of one, fallbacks all others, padding the rows
-    computed to fill one. Forced tokens were added unsampled; late rows sat a step out for their mask.
+    for larger ones. `step_plans` are prepared step sizes: hits are steps of one, fallbacks others, padding fills one.
     """
 
     running: int = 0
@@ -355,8 +354,8 @@ class EngineStats:
     step_plan_hits: int = 0
     step_plan_fallbacks: int = 0
     step_plan_padding: int = 0
-    forced_tokens: int = 0
-    late_rows: int = 0
+    forced_tokens: int = 0  # added unsampled
+    late_rows: int = 0  # that sat a step out for their mask
     draft_rows: int = 0  # rows with drafts
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -421,6 +420,7 @@ class StepRecord:
     drafted: int = 0  # drafts run
     accepted: int = 0  # of them, those that were right
     predicted_seconds: float = 0.0  # by the cost model, before the step ran
+    stage_seconds: tuple[float, ...] = ()  # embedding, layers, projection, sampling, while they are measured
 
 
 class Engine(Protocol):
@@ -584,8 +584,8 @@ class Engine(Protocol):
     async def clear_prefix_cache(self, timeout: float) -> bool:
         """Forget the cached prefixes that no running sequence holds; whether the engine has done so in time."""
 
-    async def debug(self) -> Mapping[str, Any]:
-        """The latest step records, to explain latency."""
+    async def debug(self, stages: bool = False) -> Mapping[str, Any]:
+        """The latest step records. With `stages`, those of later steps have their stages, until a call without."""
 
     async def log(self, request_id: str = "", replica: int = 0) -> bytes:
         """The latest rows of a log, as a log (quire.steplog): of the engine that has a request, or of a replica."""

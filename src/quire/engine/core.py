@@ -38,6 +38,7 @@ from quire.types import (
 
 if TYPE_CHECKING:  # a simulation needs no arrays
     from quire.executor.plans import Paging, PlanCounts
+    from quire.executor.stage_times import StageTimes
     from quire.lora.adapter_service import AdapterService
     from quire.program.step_work import MachinePeaks, StepWork
     from quire.worker.block_tiers import BlockTiers
@@ -136,6 +137,7 @@ class EngineCore:
         self.replica_waits: Callable[[], tuple[float, ...]] = tuple  # see EngineStats.replica_wait_seconds
         self.experts: ExpertBalance | None = None
         self.paging: Paging | None = None  # of weights that do not all stay in memory
+        self.stages: StageTimes | None = None
         self.peaks: MachinePeaks | None = None  # those that were measured on this machine
         self._adapted: dict[
             str, tuple[str, int]
@@ -256,6 +258,11 @@ class EngineCore:
             if self.recorder is not None:
                 self.recorder.finished(request_id, sample_index)
         return event
+
+    def time_stages(self, on: bool) -> None:
+        """Measure the stages of later steps for their records and the log, or stop measuring."""
+        if self.stages is not None:
+            self.stages.switch(on)
 
     def limit_drafts(self, most: int) -> None:
         """Run at most so many drafts for a sequence from the next step on."""
@@ -381,6 +388,7 @@ class EngineCore:
         if self._controller is not None:
             self._controller.ran(seconds)
         drafts = self.speculation.last if self.speculation else NO_DRAFTS
+        stages = self.stages.take() if self.stages is not None and self.stages.on else ()
         self.records.append(
             StepRecord(
                 step=step.out.step,
@@ -399,6 +407,7 @@ class EngineCore:
                 drafted=drafts.drafted,
                 accepted=drafts.accepted,
                 predicted_seconds=predicted,
+                stage_seconds=(*stages, result.seconds.get("sample", 0.0)) if stages else (),
             )
         )
         if self.recorder is not None:
@@ -419,6 +428,7 @@ class EngineCore:
             record.waiting,
             (min(limits.tokens, config.max_num_batched_tokens), min(limits.sequences, config.max_num_seqs)),
             [recorder.key(seq.state.request.request_id, seq.sample_index) for seq in fetching],
+            tuple(int(1e6 * seconds) for seconds in record.stage_seconds),
         )
         recorder.stepped(out, result, events, times, facts)
 

@@ -14,7 +14,7 @@ from quire.objectives import SLO
 from quire.planner import formulas
 from quire.planner.devices import Device
 from quire.planner.model_size import ModelSize
-from quire.planner.step_bound import RankLayout, StepBound
+from quire.planner.step_bound import RankLayout, StepBound, decoding
 from quire.records import dataclass
 
 RESERVE = 0.1  # of the memory of a device, for activations, kernels and fragmentation
@@ -153,7 +153,7 @@ def _most(bound: StepBound, demand: LoadDemand, prefill: float, sequences: int) 
 
 
 def _bound_of(bound: StepBound, batch: float, context: float) -> str:
-    compute, memory, linked = bound.parts((1, batch, 0, batch * context, 0, 0, 0, 0))
+    compute, memory, linked = bound.parts(decoding(batch, context))
     if linked > max(compute, memory):
         return "links"
     return "compute" if compute > memory else "bandwidth"

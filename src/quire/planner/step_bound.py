@@ -161,8 +161,18 @@ class StepBound:
 
     def decode(self, batch: float, context: float) -> float:
         """A step that decodes `batch` sequences of `context` tokens."""
-        return self.seconds((1, batch, 0, batch * context, 0, 0, 0, 0))
+        return self.seconds(decoding(batch, context))
 
     def prefill(self, prompt: float) -> float:
         """A step that computes a prompt."""
-        return self.seconds((1, 0, prompt, 0, prompt * prompt / 2, 0, 0, 0))
+        return self.seconds(prefilling(prompt))
+
+
+def decoding(batch: float, context: float) -> Sequence[float]:
+    """The features (cost_model.FEATURES) of a step that decodes `batch` sequences of `context` tokens."""
+    return 1, batch, 0, batch * context, 0, 0, 0, 0
+
+
+def prefilling(prompt: float) -> Sequence[float]:
+    """Those of a step that computes a prompt."""
+    return 1, 0, prompt, 0, prompt * prompt / 2, 0, 0, 0

@@ -2,3 +2,7 @@
 
 Nothing here is fast, and nothing else imports it. Tests hold each one equal to the path that serves.
 """
+
+from quire.reference.decoder import generate
+
+__all__ = ["generate"]

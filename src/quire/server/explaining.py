@@ -88,6 +88,7 @@ class ExplainBody(msgspec.Struct):
     cache: MissBody | None
     text: str
     steps: list[StepBody]
+    stages: dict[str, float]  # ms of its steps: embed, layers, project, sample; while a profile measures them
 
 
 class TemplateBody(msgspec.Struct):
@@ -191,6 +192,7 @@ async def explain_request(context: ServerContext, exchange: Exchange) -> Explain
         cache=_miss(context, exchange, found.miss),
         text=text_of(found, names),
         steps=[_step(step, first) for step in found.took_part] if with_steps else [],
+        stages={name: time / 1e6 for name, time in found.stages().items()},
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import msgspec
 
 from quire.engine.api import Engine, EngineUnavailableError
 from quire.server.errors import ApiError, bad_request
+from quire.steplog.explain import STAGES
 
 MAX_STEPS = 200_000  # of a profile; some 60 MB of trace
 _POLL_SECONDS = 0.1  # an engine keeps its latest steps only
@@ -47,6 +48,8 @@ class StepProfile:
                 500, f"profile_dir: cannot be made: {error.strerror}", code="profile_failed"
             ) from None
         self._steps, self._since = [], time.monotonic()
+        with contextlib.suppress(EngineUnavailableError):
+            await self._engine.debug(stages=True)
         self._task = asyncio.create_task(self._collect())
 
     async def stop(self) -> str:
@@ -59,7 +62,7 @@ class StepProfile:
         task.cancel()
         await asyncio.wait([task])
         with contextlib.suppress(EngineUnavailableError):
-            await self._take()
+            await self._take(more=False)
         name, steps = f"steps-{time.strftime('%Y%m%dT%H%M%S')}-{time.monotonic_ns()}.json", self._steps
         self._steps = []
         try:
@@ -75,9 +78,9 @@ class StepProfile:
                 await self._take()
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _take(self) -> None:
-        """Add the steps that began since the last one."""
-        found = (await self._engine.debug())["steps"]
+    async def _take(self, *, more: bool = True) -> None:
+        """Add the steps that began since the last one; `more` are to follow, with their stages."""
+        found = (await self._engine.debug(stages=more))["steps"]
         last = self._steps[-1]["start"] if self._steps else self._since
         self._steps += [step for step in found if step["start"] > last][: MAX_STEPS - len(self._steps)]
 
@@ -98,4 +101,15 @@ def _events(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"name": "step", "ph": "X", "pid": 1, "tid": 1, "ts": at, "dur": sum(lengths), "args": shown}
     for phase, length in zip(_PHASES, lengths, strict=True):
         yield {"name": phase, "ph": "X", "pid": 1, "tid": 1, "ts": at, "dur": length}
+        at += length
+        if phase == "execute":
+            yield from _stage_events(step["stage_seconds"], at)
+
+
+def _stage_events(seconds: Sequence[float], end: float) -> Iterator[dict[str, Any]]:
+    """The stages of a step one after the other, up to the `end` of its execution; before them it was prepared."""
+    lengths = [each * 1e6 for each in seconds]
+    at = end - sum(lengths)
+    for stage, length in zip(STAGES, lengths, strict=False):
+        yield {"name": stage, "ph": "X", "pid": 1, "tid": 1, "ts": at, "dur": length}
         at += length

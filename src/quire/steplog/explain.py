@@ -42,6 +42,7 @@ PARTS: dict[str, tuple[str, bool]] = {
     "slow reader": ("the client did not read", True),
     "cancel": ("it was ended from outside", False),
 }
+STAGES = ("embed", "layers", "project", "sample")  # of a step, in the order of rows.Step.stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,12 @@ class Explanation:
     reason: str = ""
     miss: rows.Missed | None = None
     took_part: list[rows.Step] = field(default_factory=list)
+
+    def stages(self) -> dict[str, int]:
+        """Nanoseconds of the steps that computed something of it by stage, as far as these were measured."""
+        measured = [step.stages for step in self.took_part if step.stages]
+        sums = [1000 * sum(each) for each in zip(*measured, strict=True)]
+        return dict(zip(STAGES, sums, strict=False))
 
     @property
     def total(self) -> int:
@@ -334,6 +341,9 @@ def text_of(found: Explanation, name_of: Mapping[int, str] | None = None) -> str
     for part, time in found.parts().items():
         lines.append(f"  {part:<18} {time / 1e6:>10.1f} ms {time / total:>6.1%}  {PARTS[part][0]}")
     lines.append(f"  {'sum':<18} {found.total / 1e6:>10.1f} ms")
+    if stages := found.stages():
+        measured = ", ".join(f"{name} {time / 1e6:.1f} ms" for name, time in stages.items())
+        lines.append(f"  its steps, with all that was in them: {measured}")
     lines.append("")
     lines += _timeline(found.spans)
     return "\n".join(lines)

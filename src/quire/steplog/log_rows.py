@@ -93,7 +93,8 @@ class Step(LogRow, frozen=True, tag=4):
     three for each special fact of a row: the row, the fact, its value. `started` has three for each sample that starts
     or resumes: key, tokens found in the cache, seed. `preempted` and `fetching` are keys. `limits`: tokens and
     sequences that the step could have. A few times a second `others` and `own` have the CPU time of other processes and
-    of this one, in microseconds since the last time; so has `stolen` what a hypervisor gave to other guests.
+    of this one, in microseconds since the last time; so has `stolen` what a hypervisor gave to other guests. `stages`:
+    microseconds of embedding, layers, projection and sampling, while they are measured.
     """
 
     number: int
@@ -116,6 +117,7 @@ class Step(LogRow, frozen=True, tag=4):
     fetching: list[int] = []
     others: int = 0
     own: int = 0
+    stages: tuple[int, ...] = ()
 
 
 class Ended(LogRow, frozen=True, tag=5):

@@ -87,6 +87,7 @@ class StepFacts(NamedTuple):
     waiting: int
     limits: tuple[int, int]
     fetching: list[int]
+    stages: tuple[int, ...] = ()
 
 
 class Recorder:
@@ -261,7 +262,7 @@ class Recorder:
         flat, self._drafting, preempted, started = self._planned.popleft()
         flat[3::4] = map(len, result.token_ids)
         at, scheduled, executed, updated, draft = times
-        predicted, blocks, waiting, limits, fetching = facts
+        predicted, blocks, waiting, limits, fetching, stages = facts
         seconds, ended = result.seconds, self._take(events)
         cpu = self._cpu.since(updated)
         # by position, in the order of the fields: half the time of doing it by name
@@ -270,7 +271,7 @@ class Recorder:
                 out.step, at, scheduled - at, executed - at, updated - at,
                 int(1e6 * seconds.get("forward", 0.0)), int(1e6 * seconds.get("sample", 0.0)), draft // 1000,
                 cpu.stolen, predicted, blocks, waiting, limits, flat, self._notes(flat, out, result, ended),
-                started, preempted, fetching, cpu.others, cpu.own,
+                started, preempted, fetching, cpu.others, cpu.own, stages,
             )
         )  # fmt: skip
         for event, live in ended:

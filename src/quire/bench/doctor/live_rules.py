@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from quire.bench.doctor.cause import Cause
 from quire.bench.doctor.metrics_window import Window
 from quire.bench.perception import WORD_BY_WORD
+from quire.bench.rules import investigate
 
 _FULL = 0.9  # of the KV blocks
 _PLAIN = {"/v1/completions", "/completions", "/completion", "/generate", "/generate_stream", "/api/generate"}
@@ -33,6 +34,16 @@ def diagnose(window: Window) -> list[Cause]:
     """The causes that any rule sees, problems first."""
     found = [cause for rule in RULES for cause in rule(window)]
     return sorted(found, key=lambda cause: not cause.problem)
+
+
+def where_to_look(window: Window) -> dict[str, float | str] | None:
+    """The half of a request to investigate first, by the 95th percentiles of TTFT and ITL (upper ends of buckets); None
+    without answers."""
+    ttft, itl = window.quantile(0.95, *TTFT), window.quantile(0.95, *ITL)
+    if ttft is None or itl is None:
+        return None
+    first, gap = 1e3 * ttft, 1e3 * itl
+    return {"ttft_p95_ms": first, "itl_p95_ms": gap, "says": investigate(first, gap)}
 
 
 def nothing_asked(w: Window) -> Iterator[Cause]:

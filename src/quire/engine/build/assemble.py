@@ -71,6 +71,7 @@ from quire.executor.base import Executor, ExecutorKind, Limits
 from quire.executor.expert_replicas import ExpertReplicas
 from quire.executor.kinds import executor_kind, import_executor
 from quire.executor.ranked import leading_rank
+from quire.executor.stage_times import StageTimes
 from quire.loader import (
     Checkpoint,
     LoadRules,
@@ -485,7 +486,7 @@ def _build(
         scheduler, worker, make_gate(scheduler, config), grammars, speculation, adapters, costs, controller
     )
     core.swap, core.tiers, core.work, core.experts = swap, tiers, StepWork(program), worker.experts
-    core.paging = executor.paging
+    core.paging, core.stages = executor.paging, StageTimes(executor, program)
     if ranks is not None:
         core.rank_seconds = ranks.worked
     if sharing is not None:

@@ -290,8 +290,8 @@ class AsyncEngine(EngineSettings, EngineTexts, EngineEnds):
         self._client.send(ClearCache())
         return await self.ping(timeout)  # commands are obeyed in order
 
-    async def debug(self) -> Mapping[str, Any]:
-        records = await self._client.records() if self._client else []
+    async def debug(self, stages: bool = False) -> Mapping[str, Any]:
+        records = await self._client.records(stages) if self._client else []
         return {"steps": msgspec.to_builtins(records)}
 
     async def log(self, request_id: str = "", replica: int = 0) -> bytes:

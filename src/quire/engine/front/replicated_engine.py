@@ -449,8 +449,8 @@ class ReplicatedEngine(EngineTexts):
 
     # -- what it shows ------------------------------------------------------------------------------------
 
-    async def debug(self) -> Mapping[str, Any]:
-        found = [await engine.debug() for engine in self._ready()]
+    async def debug(self, stages: bool = False) -> Mapping[str, Any]:
+        found = [await engine.debug(stages) for engine in self._ready()]
         return {"steps": [step for each in found for step in each["steps"]]}
 
     async def log(self, request_id: str = "", replica: int = 0) -> bytes:

@@ -217,9 +217,9 @@ class EngineClient:
             lent_bytes=self._memory.lent if self._memory else 0,
         )
 
-    async def records(self) -> list[Any]:
-        """The latest step records. Raises EngineUnavailableError when the engine does not answer."""
-        return await self._answer(self._records, AskRecords(_RECORDS))
+    async def records(self, stages: bool) -> list[Any]:
+        """The latest step records; later ones have `stages`, or none. Raises EngineUnavailableError."""
+        return await self._answer(self._records, AskRecords(_RECORDS, stages))
 
     async def log(self) -> bytes:
         """The latest rows of the log. Raises EngineUnavailableError when the engine does not answer."""

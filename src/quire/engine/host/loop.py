@@ -152,6 +152,7 @@ class EngineLoop:
         """Show or add to what was recorded."""
         recorder = self._core.recorder
         if isinstance(command, AskRecords):
+            self._core.time_stages(command.stages)
             self._channel.send(Records(list(self._core.records)[-command.count :]))
         elif isinstance(command, AskLog):
             self._channel.send(LogRows(b"" if recorder is None else recorder.ring()))

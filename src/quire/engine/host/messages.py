@@ -92,9 +92,10 @@ class Ping(_Message, frozen=True, tag=5):
 
 
 class AskRecords(_Message, frozen=True, tag=6):
-    """Asks for the latest step records."""
+    """Asks for the latest step records. `stages`: those of later steps are to have their stages."""
 
     count: int
+    stages: bool = False
 
 
 class Stop(_Message, frozen=True, tag=7):

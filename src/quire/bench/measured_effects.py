@@ -1,0 +1,294 @@
+"""What each technique of serving changes on this machine: an engine with it and one without run the same work in turns.
+
+A figure is the median over rounds, in which both run one after the other, so that a slow moment of the machine is in
+both. Prompts are random tokens. Each engine has a cache of its own; both map the same weights where these are packed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from quire import _native
+from quire.bench.engine_run import Prompts, open_bench_model
+from quire.bench.technique_effects import TechniqueEffect
+from quire.config import env
+from quire.config.schema import EngineConfig
+from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.api import Ask
+from quire.engine.build.assemble import build
+from quire.engine.build.budget import options_of
+from quire.engine.sync_engine import SyncEngine
+from quire.outputs import RequestOutput
+from quire.planner.deployment import LoadDemand
+from quire.planner.formulas import attention_traffic_bytes
+from quire.records import dataclass
+from quire.spec.model import MoE
+from quire.types import QuireError, SamplingParams
+from quire.util.platform import usable_cores
+
+HERE = "measured here"
+_STREAMS, _REQUESTS = 4, 12
+_LONGEST_PROMPT, _LONGEST_OUTPUT = 512, 48  # more would only take longer
+_BLOCK, _TILE, _HEAD_DIM = 16, 64, 64
+_SWAP = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredWork:
+    """The model (as for `quire bench`), tokens of a prompt and of an answer, those that prompts share, and rounds."""
+
+    model: str
+    prompt: int
+    output: int
+    shared: int
+    rounds: int = 3
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence: a prompt and four answers, in whole blocks."""
+        return -(-(self.prompt + 4 * self.output + 1) // _BLOCK) * _BLOCK
+
+
+def work_of(model: str, demand: LoadDemand, shared: int, rounds: int = 3) -> MeasuredWork:
+    """The work for a load: its lengths, bounded."""
+    prompt = max(2 * _BLOCK, min(demand.prompt, _LONGEST_PROMPT))
+    share = shared / demand.prompt if shared else 0.5
+    output = max(8, min(demand.output, _LONGEST_OUTPUT))
+    return MeasuredWork(model, prompt, output, min(prompt - 1, max(_BLOCK, round(share * prompt))), rounds)
+
+
+def measured_effects(
+    work: MeasuredWork, announce: Callable[[str], None] = lambda _: None
+) -> Iterator[TechniqueEffect]:
+    """The twelve techniques; `announce` hears the name of each before it is measured. One that this model or machine
+    does not have says why, and has no factor."""
+    for name, measure in _TECHNIQUES.items():
+        announce(name)
+        try:
+            factor, says = measure(work)
+        except (QuireError, ValueError) as error:
+            factor, says = None, str(error)
+        yield TechniqueEffect(name=name, factor=factor, says=says, source=HERE)
+
+
+class _Timed:
+    """An engine of the model in this process, with these options and so many `blocks`. A context manager."""
+
+    def __init__(self, work: MeasuredWork, options: dict[str, Any]) -> None:
+        given: dict[str, Any] = {"blocks": _STREAMS * work.longest // _BLOCK, "block_size": _BLOCK} | options
+        limits = SchedulerConfig(
+            num_blocks=given.pop("blocks"), block_size=given["block_size"], max_num_seqs=_STREAMS,
+            max_model_len=work.longest, enable_prefix_caching=False,
+        )  # fmt: skip
+        plain = options_of(limits)
+        del plain["max_num_batched_tokens"]  # the engine's own
+        asked = EngineConfig(**(plain | given))
+        self._built = build(*open_bench_model(work.model, asked, tokenizer=False))
+        self._engine = SyncEngine(self._built)
+        self.vocab = self._built.program.vocab
+        self.steps: list[tuple[float, int]] = []  # of the last run: seconds, and tokens of prompts
+
+    def __enter__(self) -> _Timed:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._built.close()
+
+    def run(
+        self, prompts: list[list[int]], outputs: list[int], steps_before: int = 0
+    ) -> tuple[float, list[RequestOutput]]:
+        """Seconds until all requests have ended, and what came of them. They come together, or all but the first after
+        so many steps of that."""
+        began, self.steps = time.perf_counter(), []
+        waiting, made = list(zip(prompts, outputs, strict=True)), list[RequestOutput]()
+        while waiting or self._engine.has_work():
+            while waiting and (not made or len(self.steps) >= steps_before):
+                prompt, length = waiting.pop(0)
+                params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+                made.append(self._engine.add(Ask(prompt=prompt, params=params)))
+            start, core = time.perf_counter(), self._engine.core
+            self._engine.step()
+            if core.rows:
+                self.steps.append((time.perf_counter() - start, core.records[-1].prefill_tokens))
+        return time.perf_counter() - began, made
+
+    def rate(self, prompts: list[list[int]], outputs: list[int]) -> float:
+        """Output tokens a second."""
+        seconds, _ = self.run(prompts, outputs)
+        return sum(outputs) / seconds
+
+    def first_token(self, prompt: list[int]) -> float:
+        """Seconds to the first token of a prompt that comes alone."""
+        _, (made,) = self.run([prompt], [2])
+        return made.timings.first_token - made.timings.arrival
+
+
+_Measure = Callable[[_Timed, Prompts], float]
+
+
+def _pair(
+    work: MeasuredWork, options: dict[str, Any], without: dict[str, Any], measure: _Measure
+) -> tuple[float, float]:
+    """The medians of a figure with some options and without them. The same prompts, new ones in each round."""
+    with _Timed(work, options) as one, _Timed(work, without) as other:
+        found: tuple[list[float], list[float]] = [], []
+        for number in range(work.rounds + 1):
+            for engine, figures in zip((one, other), found, strict=True):
+                figures.append(measure(engine, Prompts(engine.vocab, number)))
+        return statistics.median(found[0][1:]), statistics.median(found[1][1:])  # the first touches memory
+
+
+def _rates(
+    work: MeasuredWork, options: dict[str, Any], without: dict[str, Any], streams: int, instead: str
+) -> tuple[float, str]:
+    """What options change about the output tokens a second of so many streams."""
+
+    def measure(engine: _Timed, prompts: Prompts) -> float:
+        return engine.rate(prompts.make(streams, work.prompt), [work.output] * streams)
+
+    one, other = _pair(work, options, without, measure)
+    return one / other, f"{one:,.1f} tokens/s, not {other:,.1f} {instead}"
+
+
+def _skewed(engine: _Timed, work: MeasuredWork, prompts: Prompts, seed: int = 1) -> float:
+    """The rate of answers whose lengths differ: exponential, at most four times the mean."""
+    drawn = np.random.default_rng(seed).exponential(work.output, _REQUESTS)
+    lengths = [min(4 * work.output, max(1, int(length))) for length in drawn]
+    return engine.rate(prompts.make(_REQUESTS, work.prompt), lengths)
+
+
+def _batching(work: MeasuredWork) -> tuple[float, str]:
+    one, other = _pair(
+        work, {}, {"batching": "static"}, lambda engine, prompts: _skewed(engine, work, prompts)
+    )
+    return (
+        one / other,
+        f"{one:,.1f} tokens/s, not {other:,.1f} in whole batches, answers of exponential length",
+    )
+
+
+def _tiles(work: MeasuredWork) -> tuple[float, str]:
+    rng, tokens = np.random.default_rng(0), work.prompt
+    q, k, v = (rng.standard_normal((tokens, _HEAD_DIM), np.float32) for _ in range(3))
+    out, core = np.empty_like(q), _native.Executor(env.isa(), 1)
+    moved = 4 * _native.attend_tiles(
+        core,
+        q.ctypes.data,
+        k.ctypes.data,
+        v.ctypes.data,
+        out.ctypes.data,
+        tokens,
+        _HEAD_DIM,
+        min(_TILE, tokens),
+    )
+    naive = attention_traffic_bytes(1, tokens, 4) + 4 * 4 * tokens * _HEAD_DIM
+    return naive / moved, (
+        f"the kernel has counted {moved / 2**10:,.0f} KiB that a head moves for {tokens} tokens, not "
+        f"{naive / 2**10:,.0f}"
+    )
+
+
+def _paging(work: MeasuredWork) -> tuple[float, str]:
+    runs = {"block_size": work.longest, "blocks": _STREAMS, "max_num_seqs": _REQUESTS}
+    blocks = {"max_num_seqs": _REQUESTS}
+    one, other = _pair(work, blocks, runs, lambda engine, prompts: _skewed(engine, work, prompts))
+    return one / other, (
+        f"{one:,.1f} tokens/s, not {other:,.1f} with {_STREAMS} runs of {work.longest} tokens in the same memory"
+    )
+
+
+def _speculation(work: MeasuredWork) -> tuple[float, str]:
+    factor, says = _rates(work, {"speculate": "ngram"}, {}, 1, "without prompt lookup")
+    return factor, f"{says}; drafts of a model: quire bench speculation"
+
+
+def _quantization(work: MeasuredWork) -> tuple[float, str]:
+    return _rates(work, {"quantization": "int8"}, {"quantization": "none"}, 1, "in the weights' own format")
+
+
+def _ranks(work: MeasuredWork, option: str, streams: int, **more: Any) -> tuple[float, str]:
+    cores = usable_cores()
+    if cores < 2:
+        raise ValueError("one processor cannot be divided")
+    half = {"threads": cores // 2, option: 2, **more}
+    return _rates(work, half, {"threads": cores}, streams, f"of one rank with all {cores} processors")
+
+
+def _experts(work: MeasuredWork) -> tuple[float, str]:
+    model, _ = open_bench_model(work.model, EngineConfig(), tokenizer=False)
+    if not any(isinstance(layer.mlp, MoE) for layer in model.facts.spec.layers):
+        raise ValueError("the model has no experts")
+    cut = {"threads": max(1, usable_cores() // 2), "tensor_parallel_size": 2}
+    return _rates(work, cut | {"enable_expert_parallel": True}, cut, _STREAMS, "with each expert cut in two")
+
+
+def _replicas(_: MeasuredWork) -> tuple[float, str]:
+    raise ValueError("replicas belong to a server: quire bench serve, beside --data-parallel-size 2")
+
+
+def _prefixes(work: MeasuredWork) -> tuple[float, str]:
+    def measure(engine: _Timed, prompts: Prompts) -> float:
+        (start,) = prompts.make(1, work.shared)
+        own = prompts.make(4, work.prompt - work.shared)
+        return statistics.median([engine.first_token(start + rest) for rest in own][1:])
+
+    found, computed = _pair(work, {"enable_prefix_caching": True}, {}, measure)
+    return computed / found, (
+        f"TTFT {1e3 * found:.2f} ms, not {1e3 * computed:.2f}, with {work.shared} of {work.prompt} tokens shared"
+    )
+
+
+def _interference(work: MeasuredWork) -> tuple[float, str]:
+    with _Timed(work, {}) as engine:
+        prompts, lengths = Prompts(engine.vocab, 0), [4 * work.output, *[1] * (_STREAMS - 1)]
+        quiet, held = [], []
+        for _ in range(work.rounds + 1):
+            mixed = [*prompts.make(1, _BLOCK), *prompts.make(_STREAMS - 1, work.prompt)]
+            engine.run(mixed, lengths, steps_before=4)
+            quiet.append(statistics.median(seconds for seconds, tokens in engine.steps[1:] if not tokens))
+            held.append(max(seconds for seconds, tokens in engine.steps[1:] if tokens))
+    gap, longest = statistics.median(quiet[1:]), statistics.median(held[1:])
+    return longest / gap, (
+        f"a stream waits at most {1e3 * longest:.2f} ms for a token where {1e3 * gap:.2f} ms is usual: prompts are "
+        "computed in its steps. What moving a cache costs: quire plan --details"
+    )
+
+
+def _offloading(work: MeasuredWork) -> tuple[float, str]:
+    """The second time of a prompt whose blocks gave way: out of the swap space, and computed again."""
+    room = {"blocks": work.longest // _BLOCK + 1, "enable_prefix_caching": True}
+
+    def measure(engine: _Timed, prompts: Prompts) -> float:
+        mine, *others = prompts.make(4, work.prompt)
+        for prompt in (mine, *others):
+            engine.first_token(prompt)
+        return engine.first_token(mine)
+
+    back, again = _pair(work, room | {"swap_space": _SWAP}, room, measure)
+    return again / back, (
+        f"TTFT {1e3 * back:.2f} ms, not {1e3 * again:.2f}, of a prompt of {work.prompt} tokens that gave way"
+    )
+
+
+_TECHNIQUES: dict[str, Callable[[MeasuredWork], tuple[float, str]]] = {
+    "continuous batching": _batching,
+    "FlashAttention": _tiles,
+    "PagedAttention": _paging,
+    "speculative decoding": _speculation,
+    "quantization": _quantization,
+    "tensor parallelism": lambda work: _ranks(work, "tensor_parallel_size", 1),
+    "pipeline parallelism": lambda work: _ranks(work, "pipeline_parallel_size", _STREAMS),
+    "data parallelism": _replicas,
+    "expert parallelism": _experts,
+    "prefix caching": _prefixes,
+    "PD disaggregation": _interference,
+    "KV offloading": _offloading,
+}
