@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.memory import memory_for_replicas
 from helpers.rank_processes import Wide, answers, answers_of_replicas, make
 from helpers.ranks import LIMITS, native
 from helpers.specs import BF16
@@ -59,7 +60,8 @@ def test_answers_are_those_of_one_process(
     with make(wide(name), **options) as llm:
         alone = answers(llm)
     moved = move_at_random(monkeypatch)
-    assert answers_of_replicas(wide(name), **options, **SHARED, **ranks) == alone
+    memory = memory_for_replicas(2**30)
+    assert answers_of_replicas(wide(name), memory=memory, **options, **SHARED, **ranks) == alone
     assert len(moved) > 2
 
 
@@ -70,7 +72,8 @@ def test_routers_must_know(wide: Wide, monkeypatch: pytest.MonkeyPatch) -> None:
         alone = answers(llm)
     move_at_random(monkeypatch)
     monkeypatch.setattr(HeldExperts, "put", lambda self, layer, placed: None)
-    assert answers_of_replicas(wide("qwen3-moe"), **SHARED) != alone
+    memory = memory_for_replicas(2**30)
+    assert answers_of_replicas(wide("qwen3-moe"), memory=memory, **SHARED) != alone
 
 
 class Replicas:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engine_async.running import ask, collect, until
+from helpers.memory import memory_for_replicas
 from helpers.rank_processes import COMMON, Wide, answers, answers_of_replicas, make
 from helpers.replicated import with_replicas
 from quire.config import EngineConfig
@@ -30,7 +31,8 @@ def with_engine(
     folder: Path, check: Callable[[ReplicatedEngine], Coroutine[Any, Any, None]], *, in_process: bool = False,
     **more: Any,
 ) -> None:  # fmt: skip
-    config = EngineConfig(**(COMMON | {"memory": 4 * 2**30} | SHARED | more))
+    memory = memory_for_replicas(2**30) if in_process else 4 * 2**30
+    config = EngineConfig(**(COMMON | {"memory": memory} | SHARED | more))
     with_replicas(folder, config, check, ServingConfig(engine_restarts=10), in_process=in_process)
 
 
