@@ -27,40 +27,22 @@ import socket
 import ssl
 import statistics
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.quire_process import quire_port
 
 from quire.loader import DEFAULT_MODEL
 from quire.worker.kept_blocks import KeptBlocks
 from quire.worker.remote_tier import RemoteTier
 
-QUIRE = (sys.executable, "-m", "quire.cli.main")
 OPTIONS = ("--port", "0", "--threads", "1", "--memory", "700MiB", "--max-model-len", "2048")
 SETUPS = ("two servers that do all", "prompts and answers apart", "nothing shared but the machine")
 _ROOMS = " ".join(f"Room {n} is painted in colour {n * 7 % 12}." for n in range(122))
-
-
-@contextlib.contextmanager
-def process(*command: str) -> Iterator[int]:
-    """A command of quire's; yields the port that it announces."""
-    made = subprocess.Popen([*QUIRE, *command], stderr=subprocess.PIPE, text=True)
-    assert made.stderr is not None
-    try:
-        for line in made.stderr:
-            if line.startswith(("quire: serving ", "quire: keeping ", "quire: routing ")):
-                break
-        threading.Thread(target=made.stderr.read, daemon=True).start()
-        yield int(line.partition(" and ")[0].rpartition(":")[2])
-    finally:
-        made.terminate()
-        made.wait()
 
 
 @contextlib.contextmanager
@@ -68,20 +50,22 @@ def setup(name: str, model: str, key: Path) -> Iterator[tuple[int, int]]:
     """The router of a way to serve, and the port for prompts of bursts."""
     with contextlib.ExitStack() as stack:
         if name != SETUPS[1]:
-            ports = [stack.enter_context(process("serve", model, *OPTIONS)) for _ in range(2)]
+            ports = [stack.enter_context(quire_port("serve", model, *OPTIONS)) for _ in range(2)]
             urls = [f"http://127.0.0.1:{port}" for port in ports]
             behind = urls if name == SETUPS[0] else urls[:1]
-            router = stack.enter_context(process("router", "--port", "0", "--backend", *behind))
+            router = stack.enter_context(quire_port("router", "--port", "0", "--backend", *behind))
             yield router, router if name == SETUPS[0] else ports[1]
             return
         blocks = stack.enter_context(
-            process("kv-server", "--port", "0", "--size", "256MiB", "--key-file", str(key))
+            quire_port("kv-server", "--port", "0", "--size", "256MiB", "--key-file", str(key))
         )
         tiers = [f"remote=127.0.0.1:{blocks}:{key},role={role}" for role in ("decode", "prefill")]
-        ports = [stack.enter_context(process("serve", model, *OPTIONS, "--kv-tiers", tier)) for tier in tiers]
+        ports = [
+            stack.enter_context(quire_port("serve", model, *OPTIONS, "--kv-tiers", tier)) for tier in tiers
+        ]
         answers, prompts = (f"http://127.0.0.1:{port}" for port in ports)
         router = stack.enter_context(
-            process(
+            quire_port(
                 "router", "--port", "0", "--backend", answers, "--prefill", prompts, "--kv-key-file", str(key)
             )
         )
@@ -277,9 +261,9 @@ def transfer(args: argparse.Namespace) -> None:
         )  # fmt: skip
         secured = ("--port", "0", "--ssl-certfile", certificate, "--ssl-keyfile", own)
         with (
-            process(*common, "--port", "0") as port,
-            process(*common, "--port", "0", "--uds", path),
-            process(*common, *secured) as over_tls,
+            quire_port(*common, "--port", "0") as port,
+            quire_port(*common, "--port", "0", "--uds", path),
+            quire_port(*common, *secured) as over_tls,
         ):
             tls = ssl.create_default_context(cafile=certificate)
             servers: list[tuple[tuple[str, int] | str, ssl.SSLContext | None]] = [

@@ -17,35 +17,18 @@ import json
 import os
 import signal
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.quire_process import quire_process
+
 from quire.loader import DEFAULT_MODEL
 
-QUIRE = (sys.executable, "-m", "quire.cli.main")
 OPTIONS = ("--port", "0", "--threads", "1", "--memory", "700MiB", "--max-model-len", "2048")
 WAYS = ("behind the ids", "from the first token on")
 BEHIND = 600  # tokens after the cut: streams begin at different times
-
-
-@contextlib.contextmanager
-def process(*command: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    """A command of quire's; yields the port that it announces, and the process."""
-    made = subprocess.Popen([*QUIRE, *command], stderr=subprocess.PIPE, text=True)
-    assert made.stderr is not None
-    try:
-        line = next(line for line in made.stderr if line.startswith(("quire: serving ", "quire: routing ")))
-        threading.Thread(target=made.stderr.read, daemon=True).start()
-        yield int(line.rpartition(":")[2]), made
-    finally:
-        made.terminate()
-        made.wait()
 
 
 class Client:
@@ -136,7 +119,8 @@ def main() -> None:
                         keyed = way == WAYS[0]
                         own = ["--router", f"key={key}"] if keyed else []
                         servers = [
-                            stack.enter_context(process("serve", args.model, *OPTIONS, *own)) for _ in "12"
+                            stack.enter_context(quire_process("serve", args.model, *OPTIONS, *own))
+                            for _ in "12"
                         ]
                         ports = tuple(port for port, _ in servers)
                         urls = [f"http://127.0.0.1:{port}" for port in ports]
@@ -151,7 +135,7 @@ def main() -> None:
                             "--backend",
                             *urls,
                         ]
-                        router, _ = stack.enter_context(process(*command))
+                        router, _ = stack.enter_context(quire_process(*command))
                         pauses, wrong = asyncio.run(cut(ports, router, servers[0][1].pid, args, tokens))
                         found.setdefault((way, tokens), []).extend(pauses)
                         different += wrong

@@ -1,6 +1,6 @@
 """Routing kinds on published traces of conversations: what they find cached, TTFT, goodput and balance, simulated.
 
-    python -m benchmarks.routing_policies conversation [--rates 1,2,3] [--kinds round-robin,prefix] [--limit 3000]
+    python -m benchmarks.routing_policies conversation [--rates 1,2,3] [--kinds round-robin session] [--limit 3000]
     python -m benchmarks.routing_policies synthetic
 
 Four servers of a model of 8 billion parameters on an H100 each: the real scheduler and prefix cache, with steps of

@@ -16,16 +16,15 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from threading import Lock
 from typing import Any
+
+from benchmarks.quire_process import quire_port
 
 KEY = "the-key-of-an-administrator"
 EVENTS = json.dumps({"enable_kv_cache_events": True, "publisher": "null"})
@@ -35,25 +34,6 @@ KINDS = {
     "reported": ["--prefix-source", "reported"],
     "hybrid": ["--prefix-source", "hybrid"],
 }
-
-
-@contextlib.contextmanager
-def process(*options: str) -> Iterator[int]:
-    """A command that serves; its port."""
-    made = subprocess.Popen(
-        [sys.executable, "-m", "quire.cli.main", *options, "--port", "0"], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert made.stderr is not None
-        for line in made.stderr:
-            if found := re.search(r"quire: (?:serving|routing).*:(\d+)$", line.strip()):
-                break
-        else:
-            raise SystemExit(f"{options[0]} did not start")
-        yield int(found[1])
-    finally:
-        made.terminate()
-        made.wait()
 
 
 def post(port: int, path: str, body: Any, key: str = "") -> bytes:
@@ -113,10 +93,10 @@ def main() -> None:
         "--memory",
         "700MiB",
     ]
-    common = ["serve", *threads, "--admin-api-key", KEY, "--kv-events-config", EVENTS]
+    common = ["serve", *threads, "--port", "0", "--admin-api-key", KEY, "--kv-events-config", EVENTS]
     best = []
     longest = 0
-    with process(*common, "--num-kv-blocks", "4000") as port:
+    with quire_port(*common, "--num-kv-blocks", "4000") as port:
         for seed in range(args.seeds):
             tokens, cached = talk(port, seed, args.sessions, args.turns)
             best.append(cached / tokens)
@@ -127,7 +107,7 @@ def main() -> None:
     print(f"the most: {[round(value, 3) for value in best]}")
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         (Path(folder) / "key").write_text(KEY)
-        ports = [stack.enter_context(process(*common, "--num-kv-blocks", str(blocks))) for _ in range(2)]
+        ports = [stack.enter_context(quire_port(*common, "--num-kv-blocks", str(blocks))) for _ in range(2)]
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         for kind, options in KINDS.items():
             found, sure, took = [], [], []
@@ -136,13 +116,15 @@ def main() -> None:
                     post(port, "/reset_prefix_cache", {}, KEY)
                 command = [
                     "router",
+                    "--port",
+                    "0",
                     "--backend",
                     *urls,
                     "--backend-admin-key-file",
                     f"{folder}/key",
                     *options,
                 ]
-                with process(*command) as port:
+                with quire_port(*command) as port:
                     began = time.perf_counter()
                     tokens, cached = talk(port, seed, args.sessions, args.turns)
                     took.append(time.perf_counter() - began)

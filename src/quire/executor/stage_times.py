@@ -6,11 +6,9 @@ from quire.executor.base import Inspectable
 from quire.program.op import reads
 from quire.program.program import Program
 
-STAGES = ("embed", "layers", "project")
-
 
 class StageTimes:
-    """Sums over the ops of each stage; without cost while it is off. `project` is the head: from
+    """Sums over the ops of each stage; without cost while it is off. Projection is the head: from
     the last hidden states to logits, of the rows that want some.
     """
 
@@ -29,7 +27,7 @@ class StageTimes:
             self.on = on
 
     def take(self) -> tuple[float, ...]:
-        """Seconds by STAGES since the last call; nothing of an executor that does not measure."""
+        """Seconds of the three stages since the last call; nothing of an executor that does not measure."""
         seconds, _ = self._executor.take_profile()
         if not seconds:
             return ()
