@@ -44,8 +44,8 @@ REQUEST_SHARE, MIN_REQUESTS, MAX_REQUESTS = 8, 8 * 2**20, 2**30
 BLOCK_OVERHEAD, TOKEN_OVERHEAD = 824, 5
 DRAFT_OVERHEAD = 160  # of a block: the text that a draft model has computed in it
 # What steps add to the engine process: code pages that run for the first time (0.5 MiB measured), records of the latest
-# steps.
-STEP_GROWTH = 2**20
+# steps, messages to and from the server.
+STEP_GROWTH = 2 * 2**20
 THREAD_GROWTH = 128 * 2**10  # the used part of a thread's stack, and its share of the allocator
 # The logprobs of one position in one step: in tables, as bytes, in a frame, in the socket.
 LOGPROB_BYTES = 4 * 12 * (MAX_LOGPROBS + 2)
