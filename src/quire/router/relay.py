@@ -212,7 +212,8 @@ class Relay(FromServer):
 
     async def begins(self, request: asyncio.Task[None], seconds: float) -> bool:
         """Wait until the answer begins; false if `request`, which is followed, ends before. Raises TimeoutError."""
-        timer = asyncio.get_running_loop().call_later(seconds, self._late)  # a third of what asyncio.timeout costs
+        # A third of what asyncio.timeout costs.
+        timer = asyncio.get_running_loop().call_later(seconds, self._late)
         try:
             while not (self.status or request.done()):
                 if self._is_late:
