@@ -136,7 +136,7 @@ def test_what_a_slow_moment_did_to_many_rows_is_not_a_price_of_rows() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_prompts_have_the_pace_of_other_steps_as_far_as_the_log_shows(share: float) -> None:
-    """Half a second fast, half a second slow, by chance; and prompts take the machine's pace to the power of `share`."""
+    """Half a second fast, half a second slow; prompts take the pace of the machine to the power of `share`."""
     rng = random.Random(6)
     timed, at = list[TimedStep](), 0.0
     while at < 60:
