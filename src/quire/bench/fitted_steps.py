@@ -138,7 +138,7 @@ class StepFit:
             if near:
                 return own.ratios[place] * own.paces[place]
             share = self.shares[kind[1] > 0]
-            return own.ratios[place] * own.paces[place] ** (1 - share) * pace.at(at) ** share
+            return own.ratios[place] * math.pow(own.paces[place], 1 - share) * math.pow(pace.at(at), share)
 
         return draw
 
