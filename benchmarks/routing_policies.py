@@ -6,10 +6,10 @@
 Four servers of a model of 8 billion parameters on an H100 each: the real scheduler and prefix cache, with steps of
 twice the time of the roofline and 3 ms. Requests come `--rates` times as fast as in the trace of Mooncake. A
 conversation is what shares two blocks (of 512 tokens) or more with an earlier request. "predicted" knows what it sent
-to each server (routing.prefix_index), "reported" what each server has; lengths of answers are the mean of the trace
-for all. The most that can be cached is that of one server with room for everything; beside it, of one with the memory
-of all four. That of the devices alone holds what came in the last minute of these traces: so each server has a tier in
-the memory of its host, from which blocks come in no time.
+to each server (routing.prefix_index), "reported" what each server has, "hybrid" that and what it is computing; lengths
+of answers are the mean of the trace for all. The most that can be cached is that of one server with room for
+everything; beside it, of one with the memory of all four. That of the devices alone holds what came in the last minute
+of these traces: so each server has a tier in the memory of its host, from which blocks come in no time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import gc
 import math
 import statistics
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +45,7 @@ KINDS = {
     "round-robin": ("round-robin", ""), "least-work": ("least-work", ""), "power-of-two": ("power-of-two", ""),
     "session": ("session", ""),
     "prefix, predicted": ("prefix", "predicted"), "prefix, reported": ("prefix", "reported"),
+    "prefix, hybrid": ("prefix", "hybrid"),
 }  # fmt: skip
 
 
@@ -78,6 +79,14 @@ def most_cached(rows: Sequence[TraceRow], blocks: float) -> float:
     return hit / asked
 
 
+def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """How many elements two have in common from their beginning on."""
+    return next(
+        (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
+
+
 class Routing:
     """A policy that sees of each request what a router knows, and notes where it went."""
 
@@ -89,24 +98,39 @@ class Routing:
         pieces = RouterConfig(backend=("http://127.0.0.1:9",)).prefix_index_size
         self._index = PrefixIndex(pieces * PIECE_BYTES // BYTES_A_TOKEN // BLOCK)
         self._digests: list[bytes] = []
+        self.is_computing: Callable[[int], bool] = lambda _: False  # whether a request has no token yet
+        self._number = 0  # of the request that is placed now
+        self._coming: dict[str, dict[int, list[bytes]]] = {}  # by server and request
         self.placed: Counter[str] = Counter()  # requests
         self.work: Counter[str] = Counter()  # tokens as the policies count them
         self.crowding: list[float] = []  # requests of the server with most of them, over the mean
 
     def known(self, number: int, prompt: RoutedPrompt) -> RoutedPrompt:
         """What a router knows of a request."""
-        row = self._rows[number]
+        row, self._number = self._rows[number], number
         self._digests = [block.to_bytes(8, "big") for block in row.blocks]
-        cached = prompt.cached if self._source == "reported" else self._predicted
+        cached = self._predicted
+        if self._source == "reported":
+            cached = prompt.cached
+        elif self._source == "hybrid":
+            cached = lambda server: max(prompt.cached(server), self._comes(server))  # noqa: E731
         return replace(prompt, session=self._sessions[number], answer_tokens=self._answer, cached=cached)
 
     def _predicted(self, server: str) -> float:
         return float(self._index.matched(server, self._digests) * BLOCK) if self._source else 0.0
 
+    def _comes(self, server: str) -> float:
+        """Tokens at the beginning of the prompt that a server is computing for others."""
+        coming = self._coming.setdefault(server, {})
+        for computed in [number for number in coming if not self.is_computing(number)]:
+            del coming[computed]
+        return BLOCK * max((_common(each, self._digests) for each in coming.values()), default=0)
+
     def choose(self, prompt: RoutedPrompt, servers: Sequence[Server]) -> Server:
         """The server of the policy."""
         chosen = self._policy.choose(prompt, servers)
         self._index.add(chosen.name, self._digests)
+        self._coming.setdefault(chosen.name, {})[self._number] = self._digests
         self.placed[chosen.name] += 1
         self.work[chosen.name] += int(prompt.work(chosen.name))
         counts = [each.requests + (each is chosen) for each in servers]
@@ -172,6 +196,7 @@ def simulate(
 
     routing = Routing(kind, rows)
     fleet = SimulatedFleet(make, SERVERS, routing, known=routing.known)
+    routing.is_computing = fleet.is_computing
     return _row(rows, fleet.run([replace(one, at=one.at / rate) for one in arrivals]), routing)
 
 

@@ -77,6 +77,26 @@ def test_a_router_chooses_by_what_it_knows() -> None:
     assert 0 < blind.hit_share < serve(asked, 4, "prefix")[0].hit_share
 
 
+def test_what_is_being_computed_is_known_until_its_first_token() -> None:
+    """Also where it waits; equal prompts that come together find nothing cached meanwhile."""
+    asked = [Arrival(0.01 * number, [*range(1, 401)], 4) for number in range(3)]
+    asked.append(Arrival(60.0, [1, 2, 3], 4))
+    computing, cached = list[list[int]](), list[float]()
+
+    def known(number: int, prompt: RoutedPrompt) -> RoutedPrompt:
+        computing.append([before for before in range(number) if fleet.is_computing(before)])
+        cached.append(prompt.cached("replica 0"))
+        return prompt
+
+    def make(seed: int, received: bool) -> SimulatedServer:
+        return SimulatedServer(LIMITS, COSTS, noise=0.0, seed=seed, received=received)
+
+    fleet = SimulatedFleet(make, 1, known=known)
+    fleet.run(asked)
+    assert computing == [[], [0], [0, 1], []]
+    assert max(cached) < 400 - 8
+
+
 def test_prefill_servers_keep_decoding_even_and_pay_for_the_transfer() -> None:
     asked = [Arrival(0.02 * i, [*range(100 * i, 100 * i + 90)], 20) for i in range(60)]
     together = serve(asked, 2)[0]

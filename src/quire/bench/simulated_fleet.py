@@ -64,10 +64,11 @@ class SimulatedFleet:
         self.servers = [make(i, prefill > 0 and i >= prefill) for i in range(replicas)]
         self._replicas = [Replica(server, f"replica {i}") for i, server in enumerate(self.servers)]
         self._placed: dict[int, tuple[Replica, float]] = {}  # request -> where it is, and its work
+        self._records: list[RequestRecord] = []
 
     def run(self, arrivals: Sequence[Arrival]) -> SimulatedRun:
         """Serve all."""
-        records = [RequestRecord(index=i, scheduled=one.at) for i, one in enumerate(arrivals)]
+        records = self._records = [RequestRecord(index=i, scheduled=one.at) for i, one in enumerate(arrivals)]
         found = SimulatedRun(records=records)
         decoded = SimulatedRun(records=[RequestRecord(index=i, scheduled=0.0) for i in range(len(arrivals))])
         entry, exits = self._replicas[: self._prefill or None], self._replicas[self._prefill :]
@@ -103,6 +104,10 @@ class SimulatedFleet:
                 first.output_tokens = sum(first.counts) or len(first.times)
                 first.finish_reason = rest.finish_reason
         return self._together(found, decoded)
+
+    def is_computing(self, index: int) -> bool:
+        """Whether the prompt of a request, by its number, waits or is being computed: it has no token yet."""
+        return index in self._placed and not self._records[index].times
 
     def _running(self, now: float) -> int:
         """Servers that run a step, with the one that begins now."""

@@ -80,6 +80,7 @@ class Attempt:
         self.sent = time.monotonic()
         self._held = held
         backend.reading.add(relay)
+        relay.follow(request)
 
     def close(self) -> None:
         """Whatever is left of it ends."""
@@ -93,12 +94,11 @@ class Attempt:
         relay, backend = self.relay, self.backend
         try:
             with backend.computing(self.own):
-                async with asyncio.timeout(config.first_byte_timeout):
-                    await asyncio.wait((self.request, relay.begun), return_when=asyncio.FIRST_COMPLETED)
+                begun = await relay.begins(self.request, config.first_byte_timeout)
         except TimeoutError:
             backend.failed("did not begin to answer in time", time.monotonic())
             return ApiError(504, f"no answer within {config.first_byte_timeout:g} s", code="backend_timeout")
-        if relay.begun.done():
+        if begun:
             return None
         error = self.request.exception()
         assert error is not None

@@ -210,10 +210,17 @@ class Forwarding:
         )
 
     def _prompt(self) -> RoutedPrompt:
-        rates = self._context.rates
+        """The prompt as policies see it; what is cached of it stays what it was before it was sent."""
+        rates, known = self._context.rates, dict[str, float]()
+
+        def cached(name: str) -> float:
+            if name not in known:
+                known[name] = self._cached(name)
+            return known[name]
+
         return RoutedPrompt(
             self._asked.session(self._exchange), rates.prompt_tokens(self._bytes),
-            rates.answer_tokens(self._asked.most_tokens()), self._cached,
+            rates.answer_tokens(self._asked.most_tokens()), cached,
         )  # fmt: skip
 
     def _cached(self, name: str) -> float:
@@ -245,11 +252,11 @@ class Forwarding:
     async def _try(self, backend: BackendServer) -> ApiError | Relay | None:
         """Ask a server; None once the client has its answer, else what to answer if no other server can."""
         prompt, began = self._prompt(), time.monotonic()
-        self._predicted = prompt.cached(backend.name)
+        self._predicted, work = prompt.cached(backend.name), prompt.work(backend.name)
         if not self._counted:
             self._counted = True
-            self._context.backends.need(backend).arrived(prompt.work(backend.name), began)
-        busy = partial(self._context.backends.busy, backend, prompt.work(backend.name))
+            self._context.backends.need(backend).arrived(work, began)
+        busy = partial(self._context.backends.busy, backend, work)
         with contextlib.ExitStack() as held:
             held.enter_context(busy())
             body = await self._divided(backend, prompt)
@@ -297,7 +304,7 @@ class Forwarding:
             relay.seen = SeenAnswer() if self._shadowed else SeenAnswer(self._collected)
         context.backends.sent(backend.name, self._exchange.request_id, self._digests, self._bytes)
         head = self._head(backend, body_size(body), peer=body is not self._body)
-        request = asyncio.create_task(backend.client.request(head, body, relay, taken=relay.take))
+        request = backend.client.requested(head, body, relay, relay.take)
         return Attempt(backend, relay, request, max(prompt.prompt_tokens - self._predicted, 1.0), held)
 
     def _hedge_delay(self, attempt: Attempt, prompt: RoutedPrompt, body: SentBody) -> float | None:
@@ -500,7 +507,7 @@ class Forwarding:
         resumed, sink = ResumedStream(delivered, given), StreamPieces()
         with self._context.backends.busy(other, self._prompt().work(other.name)):
             head = self._head(other, body_size(body))
-            request = asyncio.create_task(other.client.request(head, body, sink, taken=sink.take))
+            request = other.client.requested(head, body, sink, sink.take)
             other.reading.add(sink)
             try:
                 async for piece in sink.pieces(request):

@@ -72,7 +72,6 @@ class Relay(FromServer):
         self._part = b""  # of an event that is not complete
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_stream = False  # it consists of server-sent events
         self.is_whole = False  # it is short enough to be sent when it is complete
         self.beginning = b""
@@ -80,7 +79,10 @@ class Relay(FromServer):
         self._kept: list[bytes] = []
         self._size = 0
         self._writer: ChunkWriter | None = None
-        self._stuck = asyncio.Event()
+        # Something has come, or the request has ended: what waits for it goes on in the same turn of the loop. A task
+        # for each thing to wait for would take three, each as long as all other streams keep it busy.
+        self._news: asyncio.Future[None] | None = None
+        self._is_late = False  # it has not begun in time
 
     # ---- the connection's side
 
@@ -91,8 +93,7 @@ class Relay(FromServer):
         self.mark = headers.get(STREAM, "") if status == 200 and self.is_stream else ""
         length = headers.get("content-length", "")
         self.is_whole = length.isdigit() and int(length) <= WHOLE_BYTES
-        if not self.begun.done():
-            self.begun.set_result(None)
+        self._tell()
 
     def data(self, chunk: bytes, at: float) -> None:
         """Take a part, and send it if that is possible."""
@@ -119,7 +120,7 @@ class Relay(FromServer):
             if self._size > WHOLE_BYTES:
                 raise ClientError("bad answer: longer than its content-length")
             return
-        self._stuck.set()
+        self._tell()
         if self._size > _AHEAD_BYTES:
             self._pause()
 
@@ -192,23 +193,48 @@ class Relay(FromServer):
             if name not in _HOP and name != "content-type" and not name.startswith("access-control-")
         ]
 
-    async def stream(self, request: asyncio.Task[None]) -> None:
-        """Send the answer, whose response has started, until `request` ends. Raises ClientError if it is cut off."""
-        self._writer = self._exchange.direct_writer()
-        stuck = asyncio.create_task(self._stuck.wait())
+    def follow(self, request: asyncio.Task[None]) -> None:
+        """The answer is that of `request`."""
+        request.add_done_callback(self._tell)
+
+    def _tell(self, _: asyncio.Task[None] | None = None) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    def _late(self) -> None:
+        self._is_late = True
+        self._tell()
+
+    async def _wait(self) -> None:
+        """Until something has come, or the request has ended."""
+        self._news = asyncio.get_running_loop().create_future()
+        await self._news
+
+    async def begins(self, request: asyncio.Task[None], seconds: float) -> bool:
+        """Wait until the answer begins; false if `request`, which is followed, ends before. Raises TimeoutError."""
+        # A third of what asyncio.timeout costs.
+        timer = asyncio.get_running_loop().call_later(seconds, self._late)
         try:
-            while not request.done():
-                await asyncio.wait((request, stuck), return_when=asyncio.FIRST_COMPLETED)
-                if stuck.done():
-                    await self._send_kept()
-                    stuck = asyncio.create_task(self._stuck.wait())
+            while not (self.status or request.done()):
+                if self._is_late:
+                    raise TimeoutError
+                await self._wait()
         finally:
-            stuck.cancel()
-        await self._send_kept()
+            timer.cancel()
+        return self.status > 0
+
+    async def stream(self, request: asyncio.Task[None]) -> None:
+        """Send the answer, whose response has started, until `request`, which is followed, ends. Raises ClientError if
+        it is cut off."""
+        self._writer = self._exchange.direct_writer()
+        while self._kept or not request.done():
+            if self._kept:
+                await self._send_kept()
+            else:
+                await self._wait()
         request.result()
 
     async def _send_kept(self) -> None:
-        self._stuck.clear()
         while self._kept:
             kept, self._kept, self._size = self.body, [], 0
             await self._exchange.write(kept)  # waits while the client does not read

@@ -131,7 +131,9 @@ class RouterContext:
 
     def owner(self, response: str | None) -> BackendServer | None:
         """The server that has a stored response, if that is known."""
-        name, _ = self._owners.get(response or "", ("", ""))
+        if response is None:
+            return None
+        name, _ = self._owners.get(response, ("", ""))
         return next((each for each in self.backends.all if each.name == name), None)
 
     def model_of(self, response: str | None) -> str:

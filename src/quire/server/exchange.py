@@ -94,11 +94,12 @@ class Exchange:
         self.handler = ""  # the route's pattern, for metrics
         self.errors = OPENAI_ERRORS  # the form of its API
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        # what our HTTP protocol offers beyond ASGI: dropping the connection, whether output is piling up, and
-        # sending a chunk at once
+        # what our HTTP protocol offers beyond ASGI: dropping the connection, whether output is piling up, sending a
+        # chunk at once, and whether a part of the body can be read without waiting
         self.abort: Callable[[], None] | None = scope.get("quire.abort")
         self.blocked: Callable[[], bool] = scope.get("quire.blocked", _never)
         self._writer: ChunkWriter | None = scope.get("quire.writer")
+        self._arrived: Callable[[], bool] = scope.get("quire.arrived", _never)
         self.text_form: TextForm | None = scope.get("quire.text_form")
         self.scope = scope
         self.request_id = self._request_id()
@@ -207,19 +208,18 @@ class Exchange:
         if length.isdigit() and int(length) > limit:
             raise self._too_large(limit)
         body = bytearray()  # not a list: a body may arrive byte by byte
+        more = True
+        while more and self._arrived():  # as a short one has with its head: no time has to be watched
+            more = await self._add_part(body, limit)
+        if not more:
+            return bytes(body)
         loop = asyncio.get_running_loop()
         late: asyncio.TimerHandle | None = None
         try:
             async with asyncio.timeout(None) as deadline:
                 late = loop.call_later(seconds, lambda: deadline.reschedule(loop.time() + GRACE_SECONDS))
-                more = True
                 while more:
-                    message = await self._body_part()
-                    body += message.get("body", b"")
-                    self.bytes_in = len(body)
-                    if self.bytes_in > limit:
-                        raise self._too_large(limit)
-                    more = message.get("more_body", False)
+                    more = await self._add_part(body, limit)
         except TimeoutError:
             raise ApiError(
                 408, f"the body was not complete after {seconds:g} s", code="request_timeout", close=True
@@ -228,6 +228,15 @@ class Exchange:
             if late is not None:
                 late.cancel()
         return bytes(body)
+
+    async def _add_part(self, body: bytearray, limit: int) -> bool:
+        """Add what has come; whether there is more to come. Raises ApiError 413."""
+        message = await self._body_part()
+        body += message.get("body", b"")
+        self.bytes_in = len(body)
+        if self.bytes_in > limit:
+            raise self._too_large(limit)
+        return bool(message.get("more_body", False))
 
     async def _body_part(self) -> MutableMapping[str, Any]:
         message = await self._receive()

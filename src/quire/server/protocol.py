@@ -54,9 +54,10 @@ class LimitedProtocol(QueuedWrites, HttpToolsProtocol):
 
     Adds scope["quire.begun"], when the first byte was read;
     scope["quire.abort"], which drops the connection and discards unsent output;
-    scope["quire.blocked"], whether sending has to wait for the client or the client is gone; and
+    scope["quire.blocked"], whether sending has to wait for the client or the client is gone;
+    scope["quire.arrived"], whether there is something to receive; and
     scope["quire.writer"], whose write_chunk sends a chunk of a started response at the end of the current callback.
-    Data sent by a task that wakes up after such a chunk was queued follows that chunk.
+    Data sent after such a chunk was queued follows that chunk.
     """
 
     for_admin = False  # it came in at the address for administrators
@@ -352,6 +353,7 @@ class LimitedProtocol(QueuedWrites, HttpToolsProtocol):
         held = self.scope["quire.held"] = Held()  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
         self.cycle.transport = _Answering(self)  # type: ignore[assignment]
+        self.scope["quire.arrived"] = self.cycle.message_event.is_set  # type: ignore[typeddict-unknown-key]
         self._in_body = True
         if probing:
             self.cycle.keep_alive = False
@@ -413,6 +415,7 @@ class LimitedProtocol(QueuedWrites, HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
+        self.send_chunks()
         super().on_response_complete()
         if not self._active.response_complete or self._ending or self.transport.is_closing():
             return
@@ -427,6 +430,7 @@ class LimitedProtocol(QueuedWrites, HttpToolsProtocol):
 
     def end(self) -> None:
         """Close after an answer, once the rest of its request has been read."""
+        self.send_chunks()
         if self._in_body and not self.pipeline:
             self._linger()
         else:
@@ -514,15 +518,24 @@ class LimitedProtocol(QueuedWrites, HttpToolsProtocol):
 
 
 class _Answering:
-    """The transport as one request's answer uses it."""
+    """The transport as one request's answer uses it. The head waits for what follows it in the same callback: each
+    write is a packet, and on the way to a reader that waits costs more than making the head does.
+    """
 
-    __slots__ = ("close", "is_closing", "write")
+    __slots__ = ("_begun", "_connection", "close", "is_closing")
 
     def __init__(self, connection: LimitedProtocol) -> None:
-        transport = connection.transport
-        self.write = connection.write if connection.tls else transport.write
-        self.is_closing = transport.is_closing
+        self._connection, self._begun = connection, False
+        self.is_closing = connection.transport.is_closing
         self.close = connection.end
+
+    def write(self, data: bytes) -> None:
+        """Send a part of the answer, of which the first one is the head."""
+        if self._begun:
+            self._connection.write(self._connection.behind_queued(data))
+        else:
+            self._begun = True
+            self._connection.send_later(data)
 
 
 def _headers_too_large() -> ApiError:

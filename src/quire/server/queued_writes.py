@@ -34,6 +34,11 @@ class QueuedWrites:
             self._chunks = chunk
             self._line.send_soon(self)
 
+    def behind_queued(self, data: bytes) -> bytes:
+        """The chunks that were queued, and behind them what is sent now in their place."""
+        chunks, self._chunks = self._chunks, b""
+        return chunks + data
+
     def send_chunks(self) -> None:
         """Send the chunks that were queued; discard them if the client has gone.
 

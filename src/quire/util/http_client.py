@@ -112,7 +112,6 @@ class ClientConnection(asyncio.Protocol):
         self._exchange: AnswerSink | None = None
         self._reset()
         self.usable = True
-        self.answers = 0
 
     # ---- asyncio's side
 
@@ -168,7 +167,6 @@ class ClientConnection(asyncio.Protocol):
             self._headers.clear()
             return
         self.usable = self.usable and self._parser.should_keep_alive()
-        self.answers += 1
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
 
@@ -179,13 +177,14 @@ class ClientConnection(asyncio.Protocol):
         """Bytes of the current or last answer."""
         return self._bytes
 
-    async def send(
-        self, head: bytes, body: SentBody, exchange: AnswerSink, sent: Callable[[float], None]
-    ) -> None:
-        """Send a request and wait for the end of its answer. `sent` gets the time at which the first byte is written.
+    @property
+    def is_open(self) -> bool:
+        """Whether a request can be sent; the end of a connection is seen a turn of the loop before it is lost."""
+        return self.usable and self._transport is not None and not self._transport.is_closing()
 
-        Raises ClientError. A failure or cancellation closes the connection.
-        """
+    def begin(self, head: bytes, body: SentBody, exchange: AnswerSink, sent: Callable[[float], None]) -> None:
+        """Send a request; `end` has to follow. `sent` gets the time at which the first byte is written. Raises
+        ClientError."""
         self._reset()
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -195,6 +194,10 @@ class ClientConnection(asyncio.Protocol):
         self._done = asyncio.get_running_loop().create_future()
         sent(self._clock())
         transport.writelines((head, body) if isinstance(body, bytes) else (head, *body))
+
+    async def end(self) -> None:
+        """Wait for the end of the answer. Raises ClientError. A failure or cancellation closes the connection."""
+        assert self._done is not None
         try:
             await self._done
         except BaseException:
@@ -204,6 +207,11 @@ class ClientConnection(asyncio.Protocol):
             self._exchange = self._done = None
         if not self.usable:
             self.close()
+
+    def abandon(self) -> None:
+        """Hang up: nobody waits for the answer any more."""
+        self._exchange = self._done = None
+        self.close()
 
     def pause(self) -> None:
         """Read no more of the answer until `resume`."""
@@ -291,23 +299,67 @@ class Client:
 
         Raises ClientError if the answer is incomplete, UnreachedError if nothing was sent.
         """
-        connection = self._kept() or await self._open()
-        taken(connection)
-        try:
-            await connection.send(head, body, exchange, sent)
-        except ClientError:
-            # A server may close an idle connection just as it is reused: try once more on a new one, while the clock of
-            # the request runs on. If the answer had begun, the server saw the request.
-            if not connection.answers or connection.bytes_received:
-                raise
+        begun = self._begin(head, body, exchange, sent, taken)
+        await self._end(begun, head, body, exchange, sent, taken)
+
+    def requested(
+        self, head: bytes, body: SentBody, exchange: AnswerSink, taken: Callable[[ClientConnection], None]
+    ) -> asyncio.Task[None]:
+        """The same as a task. Where a connection is kept, the request is sent before the task runs: while streams keep
+        the loop busy, that is as much later as all that comes in one turn of it takes."""
+        begun = self._begin(head, body, exchange, _untimed, taken)
+        task = asyncio.create_task(self._end(begun, head, body, exchange, _untimed, taken))
+        if begun is not None:  # a task that is cancelled before it runs closes nothing
+            task.add_done_callback(lambda ended: begun.abandon() if ended.cancelled() else None)
+        return task
+
+    def _begin(
+        self,
+        head: bytes,
+        body: SentBody,
+        exchange: AnswerSink,
+        sent: Callable[[float], None],
+        taken: Callable[[ClientConnection], None],
+    ) -> ClientConnection | None:
+        """The kept connection on which a request was sent; None without one."""
+        connection = self._kept()
+        if connection is not None:
+            taken(connection)
+            connection.begin(head, body, exchange, sent)
+        return connection
+
+    async def _end(
+        self,
+        begun: ClientConnection | None,
+        head: bytes,
+        body: SentBody,
+        exchange: AnswerSink,
+        sent: Callable[[float], None],
+        taken: Callable[[ClientConnection], None],
+    ) -> None:
+        """See request."""
+        connection = begun
+        if connection is not None:
+            try:
+                await connection.end()
+            except ClientError:
+                # A server may close an idle connection just as it is reused: try once more on a new one, while the
+                # clock of the request runs on. If the answer had begun, the server saw the request.
+                if connection.bytes_received:
+                    raise
+                connection = None
+        if connection is None:
             try:
                 connection = await self._open()
             except UnreachedError as error:
+                if begun is None:
+                    raise
                 raise ClientError(
                     str(error), refused=error.refused, silent=error.silent
                 ) from None  # the first may have brought it
             taken(connection)
-            await connection.send(head, body, exchange, sent)
+            connection.begin(head, body, exchange, sent)
+            await connection.end()
         if connection.usable:
             self._idle.append(connection)
 
@@ -333,7 +385,7 @@ class Client:
     def _kept(self) -> ClientConnection | None:
         while self._idle:
             connection = self._idle.pop()
-            if connection.usable:
+            if connection.is_open:
                 return connection
         return None
 
@@ -367,6 +419,10 @@ class Client:
             lines += ["content-type: application/json", f"content-length: {length}"]
         lines += [f"{name}: {value}" for name, value in self.server.headers.items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def _untimed(_: float) -> None:
+    """Nobody asks when it was sent."""
 
 
 class Whole:
