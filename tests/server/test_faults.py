@@ -132,7 +132,7 @@ def test_a_stopped_engine(server: Process) -> None:
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_a_killed_server_leaves_nothing_but_its_log(
+def test_a_killed_server_leaves_nothing(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], busy: bool
 ) -> None:
     """A killed API process: its engine process ends too, and what it has done can be had again."""
