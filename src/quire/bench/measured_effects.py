@@ -253,7 +253,12 @@ def _replicas(work: MeasuredWork) -> tuple[float, str]:
 
 async def _replica_rates(work: MeasuredWork) -> tuple[float, float]:
     found: tuple[list[float], list[float]] = [], []
-    engines = [serving_engine(work.model, _asked(work, {"data_parallel_size": count})) for count in (2, 1)]
+    places = {
+        "max_num_seqs": 2 * _STREAMS,
+        "blocks": 2 * _STREAMS * work.longest // _BLOCK,
+    }  # as both together
+    each = {"data_parallel_size": 2}, places
+    engines = [serving_engine(work.model, _asked(work, options)) for options in each]
     try:
         for engine in engines:
             await engine.start()
