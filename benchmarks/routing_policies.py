@@ -21,6 +21,7 @@ import statistics
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from quire.bench.simulated_arrivals import arrivals_of_trace
@@ -106,18 +107,22 @@ class Routing:
         self.crowding: list[float] = []  # requests of the server with most of them, over the mean
 
     def known(self, number: int, prompt: RoutedPrompt) -> RoutedPrompt:
-        """What a router knows of a request."""
+        """What a router knows of a request: before it is sent, also where that is asked for afterwards."""
         row, self._number = self._rows[number], number
         self._digests = [block.to_bytes(8, "big") for block in row.blocks]
-        cached = self._predicted
-        if self._source == "reported":
-            cached = prompt.cached
-        elif self._source == "hybrid":
-            cached = lambda server: max(prompt.cached(server), self._comes(server))  # noqa: E731
-        return replace(prompt, session=self._sessions[number], answer_tokens=self._answer, cached=cached)
 
-    def _predicted(self, server: str) -> float:
-        return float(self._index.matched(server, self._digests) * BLOCK) if self._source else 0.0
+        @cache
+        def cached(server: str) -> float:
+            match self._source:
+                case "reported":
+                    return prompt.cached(server)
+                case "hybrid":
+                    return max(prompt.cached(server), self._comes(server))
+                case "predicted":
+                    return float(self._index.matched(server, self._digests) * BLOCK)
+            return 0.0
+
+        return replace(prompt, session=self._sessions[number], answer_tokens=self._answer, cached=cached)
 
     def _comes(self, server: str) -> float:
         """Tokens at the beginning of the prompt that a server is computing for others."""
@@ -129,10 +134,10 @@ class Routing:
     def choose(self, prompt: RoutedPrompt, servers: Sequence[Server]) -> Server:
         """The server of the policy."""
         chosen = self._policy.choose(prompt, servers)
+        self.work[chosen.name] += int(prompt.work(chosen.name))
         self._index.add(chosen.name, self._digests)
         self._coming.setdefault(chosen.name, {})[self._number] = self._digests
         self.placed[chosen.name] += 1
-        self.work[chosen.name] += int(prompt.work(chosen.name))
         counts = [each.requests + (each is chosen) for each in servers]
         if sum(counts) >= 4 * len(servers):  # fewer cannot be spread evenly
             self.crowding.append(max(counts) / statistics.fmean(counts))

@@ -188,9 +188,9 @@ def test_what_others_can_use_is_no_state(tmp_path: Path) -> None:
     config = read_stack(file)
     config.state.mkdir()
     config.state.chmod(0o750)
-    for options in ((), ("--detach",)):
-        made = command("up", file, *options)
-        assert (made.returncode, "others can use it: its mode is 750" in made.stderr) == (2, True)
+    both = [["stack", "up", str(file), *options] for options in ((), ("--detach",))]
+    for code, _, err in run_all(both):
+        assert (code, "others can use it: its mode is 750" in err) == (2, True)
     assert not [*config.state.iterdir()]
     config.state.chmod(0o700)
     key = config.state / "kv.key"
@@ -207,10 +207,9 @@ def test_what_others_can_use_is_no_state(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="state: is not one of this user's own, or a link"):
         own_folder(config.state)
     file.write_text(f"state = '/proc/nope/x'\n{SERVERS}")
-    for options in ((), ("--detach",)):
-        made = command("up", file, *options)
-        assert (made.returncode, made.stderr.count("\n")) == (2, 1), made.stderr
-        assert "state: /proc/nope" in made.stderr
+    for code, _, err in run_all(both):
+        assert (code, err.count("\n")) == (2, 1), err
+        assert "state: /proc/nope" in err
 
 
 def test_the_kernel_says_who_has_a_stack_up(tmp_path: Path) -> None:
@@ -404,11 +403,16 @@ json.dump(made, sys.stdout)
 
 
 def commands(folder: Path, *asked: tuple[str, ...]) -> list[tuple[int, str, str]]:
-    """Actions on stacks of texts, all in one process, which has nothing else in its memory; what each said."""
+    """Actions on stacks of texts; what each said."""
     words = []
     for number, (action, text, *options) in enumerate(asked):
         (folder / str(number)).mkdir()
         words.append(["stack", action, str(stack(folder / str(number), text)), *options])
+    return run_all(words)
+
+
+def run_all(words: list[list[str]]) -> list[tuple[int, str, str]]:
+    """Commands in one process, which has nothing else in its memory; what each said."""
     made = subprocess.run(
         [sys.executable, "-c", COMMANDS, json.dumps(words)],
         capture_output=True, text=True, timeout=GUARD, check=False,

@@ -118,7 +118,7 @@ def nothing_changes(file: Path) -> None:
         ("name = 'other'\n" + ONE, "name: stays while the stack is up"),
         (ONE.replace("500MiB", "100TiB"), "more than this machine has"),
     )
-    for number, (text, says) in enumerate(wrong, 1):
+    for number, (text, says) in enumerate(wrong, told(file.parent).get("reloads", 0) + 1):
         stack(file.parent, text)
         os.kill(told(file.parent)["pid"], signal.SIGHUP)
         until(lambda number=number: told(file.parent).get("reloads") == number)  # type: ignore[misc]
@@ -141,14 +141,40 @@ def test_a_server_that_cannot_start_with_other_options_has_its_old_ones_again(tm
         assert {name for name in before if now[name]["pid"] != before[name]} == {"serve-1"}
 
 
+NONE = HEAD + "[[serve]]\nmin = 0\nmax = 1\n"
+
+
+def comes_with_a_request(file: Path) -> tuple[int, str]:
+    """To a stack without servers, which waits for the one that it starts; the answer. Then that one is in the file."""
+    assert running(file) == []
+    said = ask_a_sum(told(file.parent)["url"])
+    assert said[0] == 200
+    until(lambda: running(file) == ["serve-1"])  # the stack may see it after the router
+    assert "servers are needed: serve-1 starts" in (file.parent / "state/log").read_text()
+    before = {name: each["pid"] for name, each in parts(file).items()}
+    stack(file.parent, ONE)
+    assert command("reload", file).returncode == 0
+    assert before == {name: each["pid"] for name, each in parts(file).items()}
+    return said
+
+
+def ends_with_its_process(file: Path) -> None:
+    """All parts end with the process that has started them."""
+    found = status(file)
+    processes = [found["pid"], *pids(found)]
+    assert len(processes) > 3
+    os.kill(found["pid"], signal.SIGKILL)
+    until(lambda: all(map(gone, processes)))
+    assert status(file) == {"name": "some", "up": False, "parts": []}
+
+
 def test_a_file_that_is_read_again_changes_what_has_changed(tmp_path: Path) -> None:
     """More servers, others, fewer: what is not concerned goes on, and the router knows who is there. A file that is
     wrong changes nothing."""
-    with up(tmp_path, ONE) as file:
+    with up(tmp_path, NONE) as file:
+        said = comes_with_a_request(file)
         nothing_changes(file)
-        url = told(tmp_path)["url"]
-        said, first = ask_a_sum(url), parts(file)
-        assert said[0] == 200
+        url, first = told(tmp_path)["url"], parts(file)
 
         def serves(*names: str) -> None:
             """These do, and the first one and the router as before."""
@@ -179,24 +205,7 @@ def test_a_file_that_is_read_again_changes_what_has_changed(tmp_path: Path) -> N
         assert not (tmp_path / "state/serve-2.json").exists()
         serves("serve-1")
         assert ask_a_sum(url) == said
-
-
-NONE = HEAD + "[[serve]]\nmin = 0\nmax = 1\n"
-
-
-def test_servers_come_with_the_first_request(tmp_path: Path) -> None:
-    """It waits for the server that it starts. All parts end with the process that has started them."""
-    with up(tmp_path, NONE) as file:
-        assert running(file) == []
-        assert ask_a_sum(told(tmp_path)["url"])[0] == 200
-        until(lambda: running(file) == ["serve-1"])  # the stack may see it after the router
-        assert "servers are needed: serve-1 starts" in (tmp_path / "state/log").read_text()
-        found = status(file)
-        processes = [found["pid"], *pids(found)]
-        assert len(processes) > 3
-        os.kill(found["pid"], signal.SIGKILL)
-        until(lambda: all(map(gone, processes)))
-        assert status(file) == {"name": "some", "up": False, "parts": []}
+        ends_with_its_process(file)
 
 
 @pytest.mark.chaos

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from helpers.process import Process, running, until
+from helpers.server import LiveServer
 from quire.loader import DEFAULT_MODEL
 from quire.worker.kv_file import PAGE
 
@@ -18,7 +20,7 @@ TEXT, OTHER = f"Answer from what follows. {ROOMS}", f"These are colours of rooms
 BODY = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
 
-def ask(server: Process, text: str = TEXT) -> tuple[str, int, int]:
+def ask(server: Process | LiveServer, text: str = TEXT) -> tuple[str, int, int]:
     """The answer, the tokens of the prompt, and how many were cached."""
     reply = server.request("POST", CHAT, BODY | {"messages": [{"role": "user", "content": text}]})
     assert reply.status == 200, reply.text
@@ -33,7 +35,7 @@ def is_loaded(server: Process, text: str, expected: tuple[str, int]) -> None:
     said, tokens, cached = ask(server, text)
     assert (said, tokens) == expected
     assert cached >= 0.9 * tokens
-    assert server.metric("quire_disk_tier_loaded_blocks_total") > before + 10
+    until(lambda: server.metric("quire_disk_tier_loaded_blocks_total") > before + 10)
 
 
 def test_the_cache_survives_what_ends_its_server(tmp_path: Path) -> None:
@@ -64,8 +66,10 @@ def test_the_cache_survives_what_ends_its_server(tmp_path: Path) -> None:
     for at in range(PAGE, len(content), 3001):
         content[at] ^= 1
     file.write_bytes(content)
-    with running(*model, *tier) as server:
-        assert ask(server) == (*expected[TEXT], 0)
+    again = LiveServer(model[0], {"max_model_len": 2048, "kv_tiers": tier[1]}, {})
+    with contextlib.closing(again):
+        assert ask(again) == (*expected[TEXT], 0)
+    assert [*(tmp_path / "kv").iterdir()] == [file], "it was this one that it read"
 
 
 def test_a_folder_that_cannot_be_used_is_told_at_the_start(tmp_path: Path) -> None:
