@@ -159,6 +159,41 @@ def test_loads_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(max(rank_loads([model.likes[e] for e in at], 2)) <= 420 for at in model.at.values())
 
 
+def test_pairs_from_before_an_exchange_are_not_those_of_the_experts_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counted by place, as executors do. Each layer changes once, the second one long after the look."""
+    now = [0.0]
+    monkeypatch.setattr(expert_balance, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Counted(Model):
+        def __init__(self) -> None:
+            self.counts = {layer: np.zeros(4, np.int64) for layer in (0, 5)}
+            super().__init__([400, 300, 20, 10])
+
+        def ran(self) -> None:
+            for layer, at in self.at.items():
+                self.counts[layer] += [self.likes[expert] for expert in at]
+
+        def take_pairs(self) -> dict[int, I64]:
+            found, self.counts = self.counts, {layer: np.zeros(4, np.int64) for layer in self.at}
+            return found
+
+        def swap(self, layer: int, one: int, other: int) -> None:
+            now[0] += 0.4  # 2 % of 20 s
+            super().swap(layer, one, other)
+
+    model = Counted()
+    balance = ExpertBalance(model)
+    for step in range(8 * expert_balance.LOOK_STEPS):
+        balance.step()
+        model.ran()
+        now[0] += 0.1
+        assert balance.moved <= 2, step
+    assert balance.moved == 2
+    assert balance.ratios["rank"] == pytest.approx(410 / 365, rel=0.01)
+
+
 def test_exchanges_take_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(expert_balance, "time", SimpleNamespace(monotonic=lambda: now[0]))

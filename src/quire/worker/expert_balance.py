@@ -24,6 +24,9 @@ _ENOUGH = 16  # pairs for each expert: fewer say little
 _SHARE = 0.02  # of the time of steps, for experts that change places
 _LONG = 0.1  # seconds that count of a step: the engine may have been idle before it
 _GAIN = 0.02  # of the mean load of ranks: less is not worth an exchange
+# Looks after an exchange that count nothing of its layer: pairs are counted by place, so some are of the experts that
+# were there before. Replicas add theirs when they look themselves, up to a look later.
+_MIXED = 2
 
 
 def rank_loads(pairs: Sequence[int] | I64, ranks: int) -> list[int]:
@@ -103,6 +106,7 @@ class ExpertBalance:
         self.pairs = [0] * self.ranks  # of each rank, so far
         self.moved = 0  # exchanges, and copies that were made
         self.ratios: dict[str, float] = {}  # of the busiest expert, and of the busiest rank, to their mean
+        self._mixed = dict.fromkeys(self._loads, 0)  # looks to come that count nothing of a layer
         self._steps = 0
         self._unseen: deque[int] = deque()  # layers whose loads are new
         self._due: deque[tuple[Literal["swap", "copy"], int, int, int]] = deque()
@@ -130,7 +134,10 @@ class ExpertBalance:
         """Take what was counted. Which experts change is decided in the steps that follow, layer by layer."""
         for layer, pairs in self._executor.experts.take_pairs().items():
             self.pairs = [sum(both) for both in zip(self.pairs, rank_loads(pairs, self.ranks), strict=True)]
-            self._loads[layer] = (self._loads[layer] * _KEPT).astype(np.int64) + pairs
+            if self._mixed[layer]:
+                self._mixed[layer] -= 1
+            else:
+                self._loads[layer] = (self._loads[layer] * _KEPT).astype(np.int64) + pairs
         self.ratios = self._ratios()
         if self._executor.experts.move:
             self._due.clear()
@@ -152,6 +159,7 @@ class ExpertBalance:
         before = [*experts.placed[layer]]
         (experts.swap if how == "swap" else experts.copy)(layer, one, other)
         self._loads[layer] = divided(self._loads[layer], before, experts.placed[layer])
+        self._mixed[layer] = _MIXED
         self.moved += 1
 
     def _ratios(self) -> dict[str, float]:
