@@ -44,8 +44,9 @@ def test_all_twelve_techniques() -> None:
     found = {one.name: one for one in measured_effects(MeasuredWork(MODEL, 48, 8, 32, rounds=1))}
     assert sorted(found) == sorted(names)
     without = {name for name, one in found.items() if one.factor is None}
-    assert {"data parallelism", "expert parallelism"} <= without
+    assert "expert parallelism" in without
     assert without <= {
         "data parallelism", "expert parallelism", "tensor parallelism", "pipeline parallelism", "quantization"
     }, {name: found[name].says for name in without}  # fmt: skip
+    assert "one processor" in found["data parallelism"].says or "data parallelism" not in without
     assert "no experts" in found["expert parallelism"].says

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,18 @@ def test_a_log_is_a_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert load.config == core.scheduler.config
     assert main(["sim", "--log", str(path), "--max-num-seqs", "2"]) == 0
     assert "ttft" in capsys.readouterr().out
+    trace = tmp_path / "timed.jsonl"
+    lines = [
+        {"timestamp": i, "input_length": 12, "output_length": 4, "hash_ids": [1, 2, 10 + i]} for i in range(9)
+    ]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    timed = ["--trace", str(trace), "--trace-format", "timed-trace:4:2"]
+    assert main(["sim", "--log", str(path), *timed, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["requests"], found["left_out"]) == (9, 0)
+    assert found["hit_share"] == pytest.approx(8 * 8 / (9 * 12))
+    assert main(["sim", "--log", str(path), "--trace", str(trace), "--trace-format", "mooncake"]) == 2
+    assert "trace-format: 'mooncake' is not timed-trace" in capsys.readouterr().err
     with pytest.raises(SimulationError, match="no request has ended"):
         load_of_log(Log(read_log(path).rows[:2]))
 

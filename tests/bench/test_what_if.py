@@ -16,7 +16,7 @@ import pytest
 
 from helpers.checkpoints import TinyModel
 from helpers.tokenizers import save_whole
-from quire.bench.fitted_steps import StepFit, StepsOfKind, fit_steps, fit_timed, timed_steps
+from quire.bench.fitted_steps import StepFit, StepsOfKind, TimedStep, fit_steps, fit_timed, timed_steps
 from quire.bench.machine_pace import MachinePace
 from quire.bench.recorded_drafts import DraftWalk, RecordedDrafts
 from quire.bench.request_metrics import summarize
@@ -132,6 +132,23 @@ def test_what_a_slow_moment_did_to_many_rows_is_not_a_price_of_rows() -> None:
     draw = fit.walk(0)
     factors = sorted(draw((1.0, 8.0, 0.0, 400.0, *[0.0] * 4), begun[100]) for _ in range(50))
     assert factors[25] == pytest.approx(1, rel=0.1), "in a fast moment they are fast"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_prompts_have_the_pace_of_other_steps_as_far_as_the_log_shows(share: float) -> None:
+    """Half a second fast, half a second slow; prompts take the pace of the machine to the power of `share`."""
+    rng = random.Random(6)
+    timed, at = list[TimedStep](), 0.0
+    while at < 60:
+        pace = random.Random(int(2 * at)).choice((0.6, 1.0, 1.0, 1.0, 2.0))
+        prompt = len(timed) % 5 == 0
+        features = (1.0, 0.0, 300.0) if prompt else (1.0, 1.0 + rng.randrange(2), 0.0)
+        taken = 0.02 * pace**share if prompt else 0.004 * pace
+        timed.append((at, (*features, *[0.0] * 5), taken * rng.uniform(0.95, 1.05)))
+        at += taken
+    fit = fit_timed(timed, (0.01, *[0.0] * 7))
+    assert fit.shares == pytest.approx((1.0, share), abs=0.15)
+    assert fit_timed(timed[:8], (0.01, *[0.0] * 7)).shares == (1.0, 1.0), "nothing shows that they differ"
 
 
 def test_error_bars_hold_the_pace_of_all_parts_of_the_log(load: RecordedLoad) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from quire.bench.arrivals import arrivals, at_rate, variation
+from quire.bench.simulated_arrivals import arrivals_of_trace
 from quire.bench.traces import TraceError, TraceRow, read_trace
 from quire.bench.workloads import Lengths, Piece, Scaling, Shape, Speller, from_file, from_trace, synthetic
 
@@ -167,6 +168,25 @@ def test_prompts_share_the_blocks_with_equal_hashes(tmp_path: Path, scale: float
     ids = [Speller(ids=range(1000)).token_ids(session.turns[0].pieces) for session in work.sessions]
     same = next(i for i, (a, b) in enumerate(zip(ids[0], ids[1], strict=False)) if a != b)
     assert same == pytest.approx(1024 * scale, abs=2)
+
+
+def test_a_timed_trace_of_vllm_and_one_of_alibaba(tmp_path: Path) -> None:
+    path = mooncake(tmp_path / "m.jsonl")
+    assert read_trace(path, form="timed-trace:512:0.001") == read_trace(path)
+    rows = read_trace(path, form="timed-trace:100")
+    assert [(row.at, row.block_tokens) for row in rows] == [(0, 100), (2000, 100), (3000, 100)]
+    first, second, _ = arrivals_of_trace(rows)
+    assert first.prompt[:200] == second.prompt[:200]
+    assert not {*first.prompt[200:]} & {*second.prompt[200:]}
+    path.write_text("\n".join(json.dumps(row | {"chat_id": 1}) for row in MOONCAKE))
+    assert read_trace(path) == read_trace(path, form="timed-trace")
+    assert {row.block_tokens for row in read_trace(path)} == {16}
+    for form in ("mooncake", "timed-trace:0", "timed-trace:16:0", "timed-trace:x", "timed-trace:16:1:1"):
+        with pytest.raises(ValueError, match="trace-format: "):
+            read_trace(path, form=form)
+    path.write_text(AZURE)
+    with pytest.raises(TraceError, match="line 1: not JSON"):
+        read_trace(path, form="timed-trace")
 
 
 def test_burstgpt_with_and_without_sessions(tmp_path: Path) -> None:

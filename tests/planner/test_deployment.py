@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -203,6 +204,11 @@ def test_the_binding_bound_and_words_are_told(tmp_path: Path, capsys: pytest.Cap
     assert one["tpot_ms"] == pytest.approx(max(step["arithmetic"], step["memory"]) + step["links"])
     assert step["memory"] > step["arithmetic"], "few sequences are bound by reading weights"
     assert prompt["memory"] > 0
+    memory = one["memory_gb"]
+    assert sum(memory.values()) == pytest.approx(H100.memory_gb)
+    assert memory["weights"] == pytest.approx(one["weights_gb"])
+    assert memory["activations"] == pytest.approx(4 * 2 * 4096 * 101 / 1e9)
+    assert memory["activations"] + memory["rest of the reserve"] == pytest.approx(0.1 * H100.memory_gb)
     assert (one["tokens_per_word"], one["tokens_per_word_of"]) == (1.3, "assumed")
     assert one["words_per_second"] == pytest.approx(one["tokens_per_second"] / 1.3)
     text, model = tmp_path / "mine.txt", shipped_models()["quire-mini"]
@@ -213,6 +219,9 @@ def test_the_binding_bound_and_words_are_told(tmp_path: Path, capsys: pytest.Cap
     told = capsys.readouterr().out
     assert f"({ratio:.2f} tokens a word, measured in mine.txt)" in told
     assert "a step of 1 takes at least: arithmetic " in told
+    assert "activations 0." in told
+    assert main(["plan", "llama-3-8b", *load, "--reserve", "0", "--prompt", "100000"]) == 0
+    assert "GB of activations, more than the reserve" in capsys.readouterr().out
     text.write_text(" \n")
     assert main(["plan", str(model), *load, "--text", str(text)]) == 2
     assert "has no words" in capsys.readouterr().err
@@ -292,4 +301,7 @@ def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", "llama-3-70b", *load, "--shared-prefix", "500", "--interactive", "--explain"]) == 0
     text = capsys.readouterr().out
     assert "use  prefix caching: 500 of 2000" in text
+    factors = [float(found) for found in re.findall(r"([\d.]+) ×  ", text)]
+    assert factors == sorted(factors, reverse=True)
+    assert len(factors) >= 9
     assert "continuous batching" in text

@@ -24,6 +24,10 @@ import pytest
 
 from helpers.process import Process, descriptors, gone, resident, running, until
 from helpers.server import Reply, read_all, request_bytes, serving, stream_text
+from quire.cli.main import main
+from quire.offline.replay_log import schedule_digest
+from quire.steplog import log_rows as rows
+from quire.steplog.log_files import read_log
 
 CHAT = "/v1/chat/completions"
 FIXED: dict[str, Any] = {"messages": [{"role": "user", "content": "What is next door?"}], "seed": 5, "max_tokens": 40,
@@ -128,10 +132,15 @@ def test_a_stopped_engine(server: Process) -> None:
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_a_killed_server_leaves_nothing(folder: Path, busy: bool) -> None:
-    """A killed API process: its engine process ends too."""
-    with running(folder) as server:
+def test_a_killed_server_leaves_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], busy: bool
+) -> None:
+    """A killed API process: its engine process ends too, and what it has done can be had again."""
+    log = tmp_path / "quire.qlog"
+    with running(folder, "--record", str(log), "--record-prompts") as server:
         engine, port = server.engine, server.port
+        if busy:
+            answer(server)
         sock = server.stream(40_000) if busy else None
         server.process.kill()
         server.process.wait()
@@ -141,6 +150,20 @@ def test_a_killed_server_leaves_nothing(folder: Path, busy: bool) -> None:
         with socket.socket() as again:
             again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             again.bind(("127.0.0.1", port))
+    if busy:
+        check_replays(log, folder, capsys)
+
+
+def check_replays(log: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Up to the last step the schedule is the same, and with the model the tokens of the answer that had ended."""
+    steps = [row for row in read_log(log).rows if isinstance(row, rows.Step)]
+    assert len(steps) > FIXED["max_tokens"]
+    for options, tokens in ([], 0), (["--model", str(folder), "--threads", "1"], FIXED["max_tokens"]):
+        assert main(["replay", str(log), "--json", *options]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["difference"], found["requests"], found["compared_tokens"]) == ("", 2, tokens)
+        assert (found["steps"], found["digest"]) == (len(steps), schedule_digest(steps))
+        assert f"the log ends after {len(steps)} steps, sequences that had not ended: 1" in found["cut"]
 
 
 def test_clocks_that_jump(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

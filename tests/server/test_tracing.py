@@ -94,6 +94,45 @@ def test_spans_of_generations(folder: Path, collector: tuple[str, queue.Queue[An
     assert "traceState" not in refused
 
 
+def test_spans_of_steps_while_a_profile_runs(
+    folder: Path, tmp_path: Path, collector: tuple[str, queue.Queue[Any]]
+) -> None:
+    url, seen = collector
+    admin = {"authorization": "Bearer root"}
+    options: dict[str, Any] = {
+        "otlp_traces_endpoint": url,
+        "profile_dir": str(tmp_path),
+        "admin_api_key": ("root",),
+    }
+    with serving(folder, **options) as live:
+        assert live.request("POST", "/start_profile", b"", admin).status == 200
+        for tokens in (5, 100):
+            assert live.chat(max_tokens=tokens, ignore_eos=True).status == 200
+        assert live.request("POST", "/stop_profile", b"", admin).status == 200
+        live.chat(max_tokens=1)
+    found = []
+    while not seen.empty():
+        found += spans(seen.get())
+    short, long, plain = (span for span in found if span["kind"] == 2)
+    for whole, steps in ((short, 5), (long, 64), (plain, 0)):
+        mine = [span for span in found if span["traceId"] == whole["traceId"]][1:]
+        check_stages(whole, mine[:7])
+        phases = {span["spanId"]: span for span in mine[:7]}
+        assert [span["name"] for span in mine[7:]] == ["embed", "layers", "project", "sample"] * steps
+        times = [int(span[end]) for span in mine[7:] for end in ("startTimeUnixNano", "endTimeUnixNano")]
+        assert times == sorted(times)
+        assert [phases[span["parentSpanId"]]["name"] for span in mine[7:]][:4] == ["prefill"] * 4 * bool(
+            steps
+        )
+        for span in mine[7:]:
+            phase = phases[span["parentSpanId"]]
+            assert phase["name"] in {"prefill", "decode"}
+            assert int(span["endTimeUnixNano"]) <= int(phase["endTimeUnixNano"]) + 10**8
+            assert attributes(span)["quire.step.rows"] == "1"
+        numbers = [int(attributes(span)["quire.step"]) for span in mine[7::4]]
+        assert numbers == list(range(numbers[0], numbers[0] + steps)) if steps else not numbers
+
+
 def check_stages(whole: Any, stages: list[Any]) -> None:
     """They are under the span of the request, and each begins where the one before it ends."""
     names = ["receive", "tokenize", "queue", "prefill", "decode", "respond", "detokenize"]

@@ -6,6 +6,7 @@ import json
 import random
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,13 +169,35 @@ def test_the_command_replays_a_file_and_its_remains(
     path = tmp_path / "1.qlog"
     assert main(["replay", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["difference"], found["damage"], found["requests"] > 20) == ("", "", True)
+    assert (found["difference"], found["damage"], found["cut"], found["requests"] > 20) == ("", "", "", True)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert main(["replay", str(path)]) == 0
     out = capsys.readouterr().out
     assert "the same" in out
-    assert "note: " in out
+    assert f"note: {path}: damaged at byte" in out
+    assert "note: the engine did not end in order" in out
     assert main(["replay", str(path), "--speed", "-1"]) == 2
+
+
+def test_steps_begin_as_far_apart_as_they_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = recorded(tmp_path, 1)
+    began = log.rows[0].at  # type: ignore[union-attr]
+    due = [(row.at - began) / 1e9 for row in log.rows if isinstance(row, rows.Step)]
+    assert replay(log, speed=due[-1] / 0.02).seconds >= 0.02
+    seen: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        seen.append(sum(seen[-1:]) + seconds)
+
+    clock = SimpleNamespace(
+        sleep=sleep, monotonic=lambda: sum(seen[-1:]), monotonic_ns=lambda: round(1e9 * sum(seen[-1:]))
+    )
+    monkeypatch.setattr("quire.offline.replay_log.time", clock)
+    for speed in (1.0, 10.0):
+        seen.clear()
+        found = replay(log, speed=speed)
+        assert found.difference == ""
+        assert seen == pytest.approx([at / speed for at in due], abs=1e-6)
 
 
 def test_a_model_computes_the_recorded_tokens_again(

@@ -21,7 +21,7 @@ from statistics import median
 
 import numpy as np
 
-from quire.bench.machine_pace import Floats, MachinePace, levels_of, moments_of, pace_of, paced
+from quire.bench.machine_pace import Floats, MachinePace, levels_of, moments_of, pace_of, pace_shares, paced
 from quire.bench.step_weights import fitted_weights, products
 from quire.core.cost_model import FEATURES, StepFeatures
 from quire.records import dataclass
@@ -65,7 +65,7 @@ class StepFit:
     seconds from a step's tokens to the next step, which are part of the step, in the median. `levels`: the pace of the
     fastest and of the slowest part of the log, relative to all of it. `rare`: kinds of which few steps were seen.
     `reach_errors`: of steps with up to twice the rows, or tokens of prompts, that a fit has seen, in the median: the
-    larger steps of this log, told by the smaller ones.
+    larger steps of this log, told by the smaller ones. `shares` of the pace: see machine_pace.pace_shares.
     """
 
     weights: Sequence[float]
@@ -78,6 +78,7 @@ class StepFit:
     levels: tuple[float, float] = (1.0, 1.0)
     rare: frozenset[StepKind] = frozenset()
     reach_errors: tuple[float, float] = (math.inf, math.inf)
+    shares: tuple[float, float] = (1.0, 1.0)
 
     def seconds(self, features: Sequence[float]) -> float:
         """The time of a step at the usual pace."""
@@ -115,7 +116,7 @@ class StepFit:
         """Draws by what a step at some time differs from its formula: as the steps of the same kind that ran then in
         the log, in their order, with seed 0. Others have the machine of another time, by chance. Steps are not drawn by
         their time alone: short ones would then come again and again where a long one ran. Where none of the kind ran
-        then, those of other times come one after the other, at the pace of this one."""
+        then, those of other times come one after the other, at the pace of this one as far as their kind has it."""
         kinds, pace, cursors, found = self.kinds, self.pace, dict[StepKind, int](), self._nearest()
         first = min(one.begun[0] for one in kinds.values())
         span = max(one.begun[-1] for one in kinds.values()) - first
@@ -134,7 +135,10 @@ class StepFit:
                 near = there < len(begun) and begun[there] - at <= _APART
                 place = there if near else place
             cursors[kind] = place + 1
-            return own.ratios[place] * (own.paces[place] if near else pace.at(at))
+            if near:
+                return own.ratios[place] * own.paces[place]
+            share = self.shares[kind[1] > 0]
+            return own.ratios[place] * math.pow(own.paces[place], 1 - share) * math.pow(pace.at(at), share)
 
         return draw
 
@@ -200,6 +204,7 @@ def fit_timed(
         tuple(features.max(axis=0).tolist()[: len(FEATURES)]), len(seen),
         float(np.median(abs(ratios * slowness - 1))), between, levels_of(begun, slowness * ratios, seconds), rare,
         _reach_errors(seen, seconds / slowness, first) if looks_ahead else (math.inf, math.inf),
+        pace_shares(moments, kind_of, ratios * slowness, [kind[1] > 0 for kind in numbers]),
     )  # fmt: skip
 
 

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from quire.records import dataclass
 
 _SECONDS, _STEPS = 0.25, 16  # of a moment, at least
+_OTHERS = 4  # steps of other kinds that tell the pace of a moment
+_PRIOR = 0.25  # (logarithms, squared) of moments without which all kinds have the same pace
 _PARTS = 12  # of a log: how fast the machine was in them is how fast it may be
 
 Floats = NDArray[np.float64]
@@ -55,6 +57,31 @@ def pace_of(moments: NDArray[np.int64], ratios: Floats) -> Floats:
     found = np.array([np.median(part) for part in np.split(ratios, cuts)])
     middle = np.median(found)
     return found / middle if middle > 0 else np.ones(len(found))
+
+
+def pace_shares(
+    moments: NDArray[np.int64], kinds: NDArray[np.int64], slowness: Floats, prompts: Sequence[bool]
+) -> tuple[float, float]:
+    """How much of the pace of a moment, as other kinds have it, a kind has too: exponents from 0 to 1, of steps without
+    and with tokens of prompts. `slowness` is what each step took relative to the usual time of its kind; `prompts`
+    tells by number whether a kind has such tokens.
+
+    Slopes of logarithms, within each kind: a kind that only ran in slow moments may be slow in itself.
+    """
+    points: dict[int, list[tuple[float, float]]] = {}
+    cuts = np.flatnonzero(np.diff(moments)) + 1
+    for ran, logs in zip(np.split(kinds, cuts), np.split(np.log(slowness), cuts), strict=True):
+        for kind in np.unique(ran).tolist():
+            others = logs[ran != kind]
+            if len(others) >= _OTHERS:
+                points.setdefault(kind, []).append((np.median(others), np.median(logs[ran == kind])))
+    sums = np.full((2, 2), _PRIOR)
+    for kind, found in points.items():
+        of_others, own = np.array(found).T
+        apart = of_others - of_others.mean()
+        sums[int(prompts[kind])] += apart @ own, apart @ apart
+    of_decodes, of_prompts = np.clip(sums[:, 0] / sums[:, 1], 0.0, 1.0).tolist()
+    return of_decodes, of_prompts
 
 
 def paced(begun: Floats, moments: NDArray[np.int64], factors: Floats) -> MachinePace:

@@ -6,6 +6,8 @@ both. Prompts are random tokens. Each engine has a cache of its own; both map th
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -20,16 +22,18 @@ from quire.bench.technique_effects import TechniqueEffect
 from quire.config import env
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
-from quire.engine.api import Ask
+from quire.engine.api import Ask, Engine, GenerateAsk
 from quire.engine.build.assemble import build
 from quire.engine.build.budget import options_of
+from quire.engine.front.serving_engine import serving_engine
 from quire.engine.sync_engine import SyncEngine
 from quire.outputs import RequestOutput
 from quire.planner.deployment import LoadDemand
 from quire.planner.formulas import attention_traffic_bytes
+from quire.planner.shapes import PREFIX
 from quire.records import dataclass
 from quire.spec.model import MoE
-from quire.types import QuireError, SamplingParams
+from quire.types import QuireError, Request, SamplingParams, TokenIds
 from quire.util.platform import usable_cores
 
 HERE = "measured here"
@@ -37,6 +41,7 @@ _STREAMS, _REQUESTS = 4, 12
 _LONGEST_PROMPT, _LONGEST_OUTPUT = 512, 48  # more would only take longer
 _BLOCK, _TILE, _HEAD_DIM = 16, 64, 64
 _SWAP = 256 * 2**20
+_NUMBERS = itertools.count()  # of requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +82,22 @@ def measured_effects(
         yield TechniqueEffect(name=name, factor=factor, says=says, source=HERE)
 
 
+def _asked(work: MeasuredWork, options: dict[str, Any]) -> EngineConfig:
+    given: dict[str, Any] = {"blocks": _STREAMS * work.longest // _BLOCK, "block_size": _BLOCK} | options
+    limits = SchedulerConfig(
+        num_blocks=given.pop("blocks"), block_size=given["block_size"], max_num_seqs=_STREAMS,
+        max_model_len=work.longest, enable_prefix_caching=False,
+    )  # fmt: skip
+    plain = options_of(limits)
+    del plain["max_num_batched_tokens"]  # the engine's own
+    return EngineConfig(**(plain | given))
+
+
 class _Timed:
     """An engine of the model in this process, with these options and so many `blocks`. A context manager."""
 
     def __init__(self, work: MeasuredWork, options: dict[str, Any]) -> None:
-        given: dict[str, Any] = {"blocks": _STREAMS * work.longest // _BLOCK, "block_size": _BLOCK} | options
-        limits = SchedulerConfig(
-            num_blocks=given.pop("blocks"), block_size=given["block_size"], max_num_seqs=_STREAMS,
-            max_model_len=work.longest, enable_prefix_caching=False,
-        )  # fmt: skip
-        plain = options_of(limits)
-        del plain["max_num_batched_tokens"]  # the engine's own
-        asked = EngineConfig(**(plain | given))
-        self._built = build(*open_bench_model(work.model, asked, tokenizer=False))
+        self._built = build(*open_bench_model(work.model, _asked(work, options), tokenizer=False))
         self._engine = SyncEngine(self._built)
         self.vocab = self._built.program.vocab
         self.steps: list[tuple[float, int]] = []  # of the last run: seconds, and tokens of prompts
@@ -214,10 +222,14 @@ def _quantization(work: MeasuredWork) -> tuple[float, str]:
     return _rates(work, {"quantization": "int8"}, {"quantization": "none"}, 1, "in the weights' own format")
 
 
-def _ranks(work: MeasuredWork, option: str, streams: int, **more: Any) -> tuple[float, str]:
-    cores = usable_cores()
-    if cores < 2:
+def _divisible_cores() -> int:
+    if (cores := usable_cores()) < 2:
         raise ValueError("one processor cannot be divided")
+    return cores
+
+
+def _ranks(work: MeasuredWork, option: str, streams: int, **more: Any) -> tuple[float, str]:
+    cores = _divisible_cores()
     half = {"threads": cores // 2, option: 2, **more}
     return _rates(work, half, {"threads": cores}, streams, f"of one rank with all {cores} processors")
 
@@ -230,8 +242,50 @@ def _experts(work: MeasuredWork) -> tuple[float, str]:
     return _rates(work, cut | {"enable_expert_parallel": True}, cut, _STREAMS, "with each expert cut in two")
 
 
-def _replicas(_: MeasuredWork) -> tuple[float, str]:
-    raise ValueError("replicas belong to a server: quire bench serve, beside --data-parallel-size 2")
+def _replicas(work: MeasuredWork) -> tuple[float, str]:
+    """Engines in processes of their own, as a server has them."""
+    cores = _divisible_cores()
+    if work.model.startswith(PREFIX):
+        raise ValueError("an engine of another process has no random weights: name a checkpoint")
+    two, one = asyncio.run(_replica_rates(work))
+    return two / one, f"{two:,.1f} tokens/s, not {one:,.1f} of one engine with all {cores} processors"
+
+
+async def _replica_rates(work: MeasuredWork) -> tuple[float, float]:
+    found: tuple[list[float], list[float]] = [], []
+    places = {
+        "max_num_seqs": 2 * _STREAMS,
+        "blocks": 2 * _STREAMS * work.longest // _BLOCK,
+    }  # as both together
+    each = {"data_parallel_size": 2}, places
+    engines = [serving_engine(work.model, _asked(work, options)) for options in each]
+    try:
+        for engine in engines:
+            await engine.start()
+        for number in range(work.rounds + 1):
+            for engine, rates in zip(engines, found, strict=True):
+                prompts = Prompts(engine.card.vocab_size, number).make(_REQUESTS, work.prompt)
+                began = time.perf_counter()
+                await asyncio.gather(*(_answered(engine, prompt, work.output) for prompt in prompts))
+                rates.append(_REQUESTS * work.output / (time.perf_counter() - began))
+    finally:
+        for engine in engines:
+            await engine.stop(drain_seconds=0)
+    return statistics.median(found[0][1:]), statistics.median(found[1][1:])  # the first touches memory
+
+
+async def _answered(engine: Engine, prompt: list[int], length: int) -> None:
+    params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+    request = Request(
+        request_id=f"measured-{next(_NUMBERS)}", prompt_token_ids=TokenIds(prompt), params=params,
+        arrival=time.monotonic(),
+    )  # fmt: skip
+    stream = engine.generate(GenerateAsk(request=request))
+    try:
+        async for _ in stream:
+            pass
+    finally:
+        stream.cancel()
 
 
 def _prefixes(work: MeasuredWork) -> tuple[float, str]:

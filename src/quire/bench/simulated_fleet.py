@@ -63,7 +63,10 @@ class SimulatedFleet:
         self._slower, self._known = slower, known
         self.servers = [make(i, prefill > 0 and i >= prefill) for i in range(replicas)]
         self._replicas = [Replica(server, f"replica {i}") for i, server in enumerate(self.servers)]
-        self._placed: dict[int, tuple[Replica, float]] = {}  # request -> where it is, and its work
+        # Request -> where it is, and the work of its answer.
+        self._placed: dict[int, tuple[Replica, float]] = {}
+        # Prompts without a token, and what of them has to be computed, by request.
+        self._computing: dict[str, dict[int, float]] = {each.name: {} for each in self._replicas}
         self._records: list[RequestRecord] = []
 
     def run(self, arrivals: Sequence[Arrival]) -> SimulatedRun:
@@ -88,6 +91,7 @@ class SimulatedFleet:
                 moves = place < self._prefill
                 server.now = next_step
                 ended = server.step(slower=self._slower(self._running(next_step)))
+                self._begin(self._replicas[place], decoded if self._prefill and not moves else found)
                 for index in ended:
                     self._leave(index)
                 for index in ended if moves else ():
@@ -127,9 +131,9 @@ class SimulatedFleet:
         answer = 1 if self._prefill and not moved else arrival.output
         prompt = self._known(index, RoutedPrompt(session, len(arrival.prompt), answer, cached.__getitem__))
         chosen = self._router.choose(prompt, among)
-        work = prompt.work(chosen.name)
-        chosen.requests, chosen.work = chosen.requests + 1, chosen.work + work
-        self._placed[index] = chosen, work
+        chosen.requests, chosen.work = chosen.requests + 1, chosen.work + prompt.work(chosen.name)
+        self._placed[index] = chosen, prompt.answer_work
+        self._computing[chosen.name][index] = prompt.uncached(chosen.name)
         server = chosen.server
         if not server.scheduler.has_work():
             server.now = max(server.now, at)
@@ -141,9 +145,16 @@ class SimulatedFleet:
         if found.records[index].failed:
             self._leave(index)
 
+    def _begin(self, replica: Replica, found: SimulatedRun) -> None:
+        """The prompts that have got a token are done."""
+        computing = self._computing[replica.name]
+        for index in [index for index in computing if found.records[index].times]:
+            replica.work -= computing.pop(index)
+
     def _leave(self, index: int) -> None:
         """A request has ended where it was placed."""
         replica, work = self._placed.pop(index)
+        work += self._computing[replica.name].pop(index, 0.0)
         replica.requests -= 1
         replica.work = replica.work - work if replica.requests else 0.0
 

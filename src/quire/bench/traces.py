@@ -8,9 +8,12 @@
     ServeGen   a folder of chunk-N-trace.csv (start, rate, CV, family, two parameters per window) and
                chunk-N-dataset.json (histograms of token counts); requests are drawn from them
                                                                ServeGen, arXiv 2505.09999
+    Alibaba    Mooncake's fields, and chat_id; timestamps in seconds, ids of 16 tokens      Bailian, ATC 2025
     lengths    arrival_time_ns,input_toks,output_toks  or  num_prefill_tokens,num_decode_tokens,…
 
-The first line determines the kind. Files are untrusted: sizes, counts and numbers are checked as they are read.
+The first line determines the kind. Of other JSON lines with Mooncake's fields it does not tell the unit of times and
+the tokens of an id: both are options of the timed trace of `vllm bench serve`, and the `form` of read_trace. Files are
+untrusted: sizes, counts and numbers are checked as they are read.
 """
 
 from __future__ import annotations
@@ -35,7 +38,6 @@ from quire.types import QuireError
 MAX_TRACE_BYTES = 1 << 30
 MAX_TOKENS = 1 << 24  # per request; more means a broken file
 MAX_HASHES = 1 << 16
-MOONCAKE_BLOCK = 512
 
 
 class TraceError(QuireError):
@@ -56,16 +58,41 @@ class TraceRow:
     block_tokens: int = 0
 
 
-def read_trace(path: Path, *, limit: int | None = None, start: float = 0.0, seed: int = 0) -> list[TraceRow]:
+@dataclass(frozen=True, slots=True)
+class _TimedTrace:
+    """JSON lines with Mooncake's fields: tokens of a prompt that one of `hash_ids` stands for, and the seconds of the
+    unit of `timestamp`. The defaults are those of vLLM, and of Alibaba's traces."""
+
+    block_tokens: int = 16
+    second: float = 1.0
+
+
+_MOONCAKE = _TimedTrace(512, 1e-3)
+_TIMED_TRACE = re.compile(r"timed-trace(?::(\d{1,6})(?::(\d{1,9}(?:\.\d{1,9})?))?)?", re.ASCII)
+
+
+def _timed_trace(form: str) -> _TimedTrace:
+    match = _TIMED_TRACE.fullmatch(form)
+    made = _TimedTrace(int(match[1] or 16), float(match[2] or 1)) if match else _TimedTrace(0)
+    if not (made.block_tokens and made.second):
+        raise ValueError(f"trace-format: {form!r} is not timed-trace[:TOKENS[:SECONDS]] with numbers above 0")
+    return made
+
+
+def read_trace(
+    path: Path, *, limit: int | None = None, start: float = 0.0, seed: int = 0, form: str | None = None
+) -> list[TraceRow]:
     """Read at most `limit` requests of a trace that arrive at or after `start` seconds, in order of arrival.
 
-    `seed` is for ServeGen, whose requests are drawn. Raises TraceError.
+    `seed` is for ServeGen, whose requests are drawn. `form`: "timed-trace", "timed-trace:TOKENS" or
+    "timed-trace:TOKENS:SECONDS". Raises TraceError, ValueError for another form.
     """
     rows: list[TraceRow] = []
-    if path.is_dir():
+    timed = None if form is None else _timed_trace(form)
+    if path.is_dir() and timed is None:
         rows = _servegen(path, limit, start, seed)
     else:
-        for row in _rows(path):
+        for row in _rows(path, timed):
             if row.at is not None and row.at < start:
                 continue
             rows.append(row)
@@ -107,12 +134,12 @@ def json_line(text: str, where: str) -> dict[str, Any]:
     return found
 
 
-def _rows(path: Path) -> Iterator[TraceRow]:
+def _rows(path: Path, form: _TimedTrace | None) -> Iterator[TraceRow]:
     with reading(path), path.open(encoding="utf-8", newline="") as file:
         head = file.readline(1 << 20)
-        if head.lstrip().startswith("{"):
+        if form is not None or head.lstrip().startswith("{"):
             file.seek(0)
-            yield from _mooncake(path, file)
+            yield from _timed(path, file, form)
             return
         columns = [word.strip() for word in head.strip().split(",")]
         reader = next((make for names, make in _CSV.items() if set(names) <= set(columns)), None)
@@ -155,20 +182,21 @@ _CSV: dict[tuple[str, ...], Callable[[dict[str, str], str], TraceRow]] = {
 }
 
 
-def _mooncake(path: Path, file: Iterator[str]) -> Iterator[TraceRow]:
+def _timed(path: Path, file: Iterator[str], form: _TimedTrace | None) -> Iterator[TraceRow]:
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
         where = f"{path}: line {number}"
         row = json_line(line, where)
+        form = form or (_TimedTrace() if "chat_id" in row else _MOONCAKE)
         blocks = row.get("hash_ids", [])
         if not isinstance(blocks, list) or len(blocks) > MAX_HASHES:
             raise TraceError(f"{where}: hash_ids: not a list of at most {MAX_HASHES} ids")
         if not all(type(block) is int for block in blocks):
             raise TraceError(f"{where}: hash_ids: not integers")
-        at = _number(row, "timestamp", where) / 1e3
+        at = _number(row, "timestamp", where) * form.second
         lengths = _tokens(row, "input_length", where), _tokens(row, "output_length", where)
-        yield TraceRow(at, *lengths, tuple(blocks), MOONCAKE_BLOCK)
+        yield TraceRow(at, *lengths, tuple(blocks), form.block_tokens)
 
 
 def _number(row: dict[str, str], name: str, where: str) -> float:

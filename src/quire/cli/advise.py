@@ -15,7 +15,7 @@ from quire.cli.running_server import add_client_key
 from quire.util.standard_error import say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from quire.bench.technique_effects import TechniqueEffect
     from quire.planner.deployment import LayoutOption, LoadDemand
@@ -205,6 +205,11 @@ def _branches(
     )
 
 
+def _ranked(effects: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What helps most first, and last what there is no factor of."""
+    return sorted(effects, key=lambda one: -(one["factor"] or 0.0))
+
+
 def _lines(report: dict[str, Any]) -> list[str]:
     made = [f"{report['model']}:"] + [f"  {i}. {text}" for i, text in enumerate(report["parallelism"], 1)]
     if "layout" not in report:
@@ -215,7 +220,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         f"  {'use ' if one['use'] else 'no  '} {one['technique']}: {one['because']}"
         for one in report["techniques"]
     ]
-    for one in [*report.get("effects", ()), *report.get("measured", ())]:
+    for one in [*_ranked(report.get("effects", ())), *_ranked(report.get("measured", ()))]:
         factor = "-" if one["factor"] is None else f"{one['factor']:.2f} ×"
         made.append(f"  {one['technique']:<22}{factor:>10}  {one['says']} ({one['source']})")
     return made

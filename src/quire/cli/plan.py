@@ -204,6 +204,7 @@ def _option(args: argparse.Namespace, one: LayoutOption, demand: LoadDemand) -> 
             "tpot_ms": 1e3 * one.tpot if one.ttft < 1e6 else None,
             "busy": one.busy,
             "requests_per_second": one.capacity * one.replicas, "limit": one.limit, "meets": meets(one, demand),
+            "memory_gb": _memory(args, one, demand),
             "per_million_tokens": money(one, demand, args.price, args.price_kwh),
             "step_ms": _parts(one, decoding(one.batch, demand.context)),
             "prompt_ms": _parts(one, prefilling(demand.prompt)),
@@ -213,6 +214,22 @@ def _option(args: argparse.Namespace, one: LayoutOption, demand: LoadDemand) -> 
             rate = (demand.rate or one.capacity * one.replicas) * demand.output
             found["joules_per_token"] = one.bound.device.watts * one.devices / rate
     return found
+
+
+def _memory(args: argparse.Namespace, one: LayoutOption, demand: LoadDemand) -> dict[str, float]:
+    """GB of each device by what takes them, under the load: the caches of the sequences of a step, and the activations
+    of a step that has them and a whole prompt, which come out of the reserve. They sum to the memory of the device.
+    """
+    from quire.planner.formulas import activation_bytes
+
+    bound = one.bound
+    found = {
+        "weights": bound.weight_bytes / 1e9,
+        "caches": one.batch * demand.context * bound.token_bytes / 1e9,
+        "activations": activation_bytes(bound.model.hidden, demand.prompt + one.batch) / 1e9,
+    }
+    found["rest of the reserve"] = max(0.0, args.reserve * bound.device.memory_gb - found["activations"])
+    return found | {"free": bound.device.memory_gb - sum(found.values())}
 
 
 def _parts(one: LayoutOption, features: Sequence[float]) -> dict[str, float]:
@@ -297,6 +314,12 @@ def _advice(args: argparse.Namespace, chosen: LayoutOption, demand: LoadDemand) 
         f"disaggregation: a prompt holds up running streams for {prefill:.0f} ms, its cache moves in {moved:.0f} ms: "
         f"{layout(prefill, moved)}"
     )
+    memory = _memory(args, chosen, demand)
+    if memory["activations"] > args.reserve * bound.device.memory_gb:
+        yield (
+            f"memory: a step with a whole prompt has about {memory['activations']:.1f} GB of activations, more than "
+            "the reserve; compute prompts in chunks, or raise --reserve"
+        )
     if bound.bits > 8 and chosen.limit == "bandwidth":
         yield f"quantization: decoding is bound by reading weights; 8 bits read {bound.weight_bytes / 2e9:.1f} GB less"
 
@@ -333,6 +356,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
         for what, parts in ((f"a step of {chosen['batch']:.0f}", "step_ms"), ("a prompt", "prompt_ms")):
             bounds = ", ".join(f"{name} {_ms(value)}" for name, value in chosen[parts].items() if value)
             made.append(f"  {what} takes at least: {bounds}")
+        memory = ", ".join(f"{name} {gb:.3g}" for name, gb in chosen["memory_gb"].items())
+        made.append(f"  GB of a device: {memory} (activations roughly, of a step with a whole prompt)")
         made.append(
             f"  {chosen['tokens_per_second']:,.0f} output tokens/s, {chosen['words_per_second']:,.0f} words/s "
             f"({chosen['tokens_per_word']:.2f} tokens a word, {chosen['tokens_per_word_of']})"

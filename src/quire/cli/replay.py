@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from quire.core.scheduler_config import SchedulerConfig
     from quire.engine.build.assemble import Built
     from quire.engine.core import EngineCore
+    from quire.offline.replay_log import Replayed
     from quire.steplog.log_files import Log
 
 
@@ -49,17 +50,28 @@ def run(args: argparse.Namespace) -> int:
     else:
         with _Engine(args, log) as core:
             found = replay(log, core=core, speed=args.speed)
+    cut = _cut(log, found)
     if args.json:
-        print(json.dumps(asdict(found) | {"damage": log.damage}))
+        print(json.dumps(asdict(found) | {"damage": log.damage, "cut": cut}))
     else:
         compared = f", {found.compared_tokens} tokens" if args.model is not None else ""
         print(
             f"{found.steps} steps of {found.requests} requests{compared} in {found.seconds:.2f} s: {found.digest}"
         )
         print(f"first difference: {found.difference}" if found.difference else "the same")
-        if log.damage:
-            print(f"note: {log.damage}")
+        for note in filter(None, (log.damage, cut)):
+            print(f"note: {note}")
     return int(bool(found.difference))
+
+
+def _cut(log: Log, found: Replayed) -> str:
+    """Where a log ends that its engine did not end, and what was left there; empty if it did, or is not reached."""
+    if log.closed or found.difference:
+        return ""
+    return (
+        f"the engine did not end in order (it was killed, or still runs): the log ends after {found.steps} steps, "
+        f"sequences that had not ended: {found.unfinished}"
+    )
 
 
 class _Engine:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.benches.common import add_trace_options
+
 if TYPE_CHECKING:
     from quire.bench.request_metrics import Summary
     from quire.bench.scenario import Scenario
@@ -24,9 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", choices=("experiment", "factors"), help="of the lesson: experiment N "
                         "(1 to 7), or what each technique brings")  # fmt: skip
     parser.add_argument("number", nargs="?", type=int, help="of the experiment")
-    parser.add_argument(
-        "--trace", metavar="FILE", help="requests of a trace: Mooncake, Azure, ServeGen, lengths"
-    )
+    add_trace_options(parser.add_argument)
     parser.add_argument("--log", metavar="FILE", help="a log: its requests, limits and step times")
     parser.add_argument("--model", metavar="MODEL", help="a released shape or a checkpoint, for --device")
     parser.add_argument(
@@ -159,7 +159,7 @@ def _scenario(args: argparse.Namespace) -> tuple[Scenario, str]:
     if args.spread is not None:
         made = replace(made, noise=args.spread)
     if args.trace is not None:
-        rows = read_trace(Path(args.trace), limit=args.limit, seed=args.seed)
+        rows = read_trace(args.trace, limit=args.limit, seed=args.seed, form=args.trace_format)
         made = replace(made, arrivals=arrivals_of_trace(rows))
     return replace(made, arrivals=made.arrivals[: args.limit]).faster(args.rate), source
 

@@ -70,7 +70,7 @@ class ReplayError(QuireError):
 @dataclass(slots=True)
 class Replayed:
     """What came of a replay. `difference` says what differs first; empty if nothing does. `digest` is a hash of all
-    steps, `tokens` one of all samples by their requests, if tokens were compared.
+    steps. `unfinished` are the sequences that still ran or waited at the end.
     """
 
     steps: int = 0
@@ -79,6 +79,7 @@ class Replayed:
     difference: str = ""
     digest: str = ""
     compared_tokens: int = 0
+    unfinished: int = 0
 
 
 def schedule_of(step: rows.Step) -> dict[str, Any]:
@@ -307,6 +308,7 @@ def replay(log: Log, *, core: EngineCore | None = None, speed: float = 0.0) -> R
         if found.difference:
             break
     found.digest, found.seconds = schedule_digest(seen), time.monotonic() - begun
+    found.unfinished = core.scheduler.num_running + core.scheduler.num_waiting
     return found
 
 

@@ -102,6 +102,12 @@ def all_reduce_bytes(size: float, ranks: int) -> float:
     return 2 * (ranks - 1) / ranks * size
 
 
+def activation_bytes(hidden: int, tokens: float) -> float:
+    """Memory of a step of so many tokens beside weights and caches, roughly: four buffers of the width of the stream,
+    in 16 bits."""
+    return 4 * 2.0 * hidden * tokens
+
+
 def attention_traffic_bytes(heads: int, tokens: int, bytes_per_value: float = 2) -> float:
     """Bytes that naive attention of one layer moves for its score matrices: written once, read twice."""
     return 3.0 * heads * tokens * tokens * bytes_per_value

@@ -48,10 +48,10 @@ def memory(
 ) -> Figures:
     """Weights, KV cache and activations, and how many of each device hold them.
 
-    Activations are a rough estimate: four buffers of the width of the stream for every token.
+    Activations are a rough estimate, of all tokens in one step.
     """
     kv = kv_token_bytes(layers, kv_heads, head_dim, kv_bits, kv_values) * tokens * batch / 1e9
-    activations = 4 * 2 * hidden * tokens * batch / 1e9
+    activations = formulas.activation_bytes(hidden, tokens * batch) / 1e9
     total = params_b * bits / 8 + kv + activations
     yield Figure("weights", params_b * bits / 8, "GB")
     yield Figure("KV cache", kv, "GB")

@@ -63,9 +63,9 @@ class Tries:
 
 
 class Attempt:
-    """A request that was sent to a server, and its answer. `own` are the tokens of its prompt that are computed there,
-    `ahead` these and those that waited before them, `outstanding` all the work that the server has. What is
-    `held` for it, its work there, ends with it."""
+    """A request that was sent to a server, and its answer. `own` tokens of its prompt are computed there, `ahead` are
+    these and those that waited before them, `outstanding` all the work that the server has. They are work until it
+    begins; what is `held` for it, the work of its answer, ends with it."""
 
     def __init__(
         self,
@@ -75,8 +75,10 @@ class Attempt:
         own: float,
         held: contextlib.ExitStack,
     ) -> None:
-        self.backend, self.relay, self.request, self.own = backend, relay, request, own
-        self.ahead, self.outstanding = backend.waiting + own, backend.work
+        self.backend, self.relay, self.request = backend, relay, request
+        self._computing = contextlib.ExitStack()  # until it begins
+        self._computing.enter_context(backend.computing(own))
+        self.ahead, self.outstanding = backend.waiting, backend.work
         self.sent = time.monotonic()
         self._held = held
         backend.reading.add(relay)
@@ -87,13 +89,14 @@ class Attempt:
         self.request.cancel()
         self.backend.reading.discard(self.relay)
         self.relay.forget()
+        self._computing.close()
         self._held.close()
 
     async def begins(self, config: RouterConfig) -> ApiError | None:
         """Wait until the answer begins; an error if it does not."""
         relay, backend = self.relay, self.backend
         try:
-            with backend.computing(self.own):
+            with self._computing:
                 begun = await relay.begins(self.request, config.first_byte_timeout)
         except TimeoutError:
             backend.failed("did not begin to answer in time", time.monotonic())

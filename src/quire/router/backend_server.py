@@ -134,12 +134,15 @@ class BackendServer:
 
     @contextlib.contextmanager
     def computing(self, tokens: float) -> Iterator[None]:
-        """While it computes so many tokens of a prompt."""
+        """While it computes so many tokens of a prompt. They are work as long as its answer has not begun: who streams
+        for a minute has nothing left of its prompt to compute."""
         self.waiting += tokens
+        self.work += tokens
         try:
             yield
         finally:
             self.waiting = max(self.waiting - tokens, 0.0)
+            self.work = max(self.work - tokens, 0.0)
 
     def succeeded(self) -> None:
         """An answer came."""

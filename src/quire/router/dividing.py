@@ -103,14 +103,14 @@ class Dividing:
         self, server: BackendServer, prompt: RoutedPrompt, head: Callable[[int], bytes], asked: SentBody
     ) -> bytes | None:
         """Have a server compute the prompt of a request; what to send to the one that answers, None for nothing."""
-        uncached = max(prompt.prompt_tokens - prompt.cached(server.name), 1.0)
+        uncached = prompt.uncached(server.name)
         expected, answer = self.costs.compute * (uncached + server.work / server.weight), Whole()
         longest = self._config.prefill_timeout
         limit = min(longest, _MARGIN + _TIMES * expected) if self.costs.learned else longest
         began, ahead = time.monotonic(), server.waiting + uncached
         self._backends.need(server).arrived(uncached, began)
         try:
-            with self._backends.busy(server, uncached), server.computing(uncached):
+            with self._backends.busy(server, 0.0), server.computing(uncached):
                 async with asyncio.timeout(limit):
                     await server.client.request(head(body_size(asked)), asked, answer)
         except TimeoutError:

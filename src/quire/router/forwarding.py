@@ -252,11 +252,11 @@ class Forwarding:
     async def _try(self, backend: BackendServer) -> ApiError | Relay | None:
         """Ask a server; None once the client has its answer, else what to answer if no other server can."""
         prompt, began = self._prompt(), time.monotonic()
-        self._predicted, work = prompt.cached(backend.name), prompt.work(backend.name)
+        self._predicted = prompt.cached(backend.name)
         if not self._counted:
             self._counted = True
-            self._context.backends.need(backend).arrived(work, began)
-        busy = partial(self._context.backends.busy, backend, work)
+            self._context.backends.need(backend).arrived(prompt.work(backend.name), began)
+        busy = partial(self._context.backends.busy, backend, prompt.answer_work)
         with contextlib.ExitStack() as held:
             held.enter_context(busy())
             body = await self._divided(backend, prompt)
@@ -328,7 +328,7 @@ class Forwarding:
             return None
         self._context.metrics.hedged += 1
         busy = contextlib.ExitStack()
-        busy.enter_context(backends.busy(other, prompt.work(other.name)))
+        busy.enter_context(backends.busy(other, prompt.answer_work))
         return self._send(other, prompt, self._body, busy)
 
     async def _take(

@@ -3,8 +3,8 @@
 Nothing here has a clock or a socket; random choices come from a generator with a seed.
 
 round-robin    one after the other
-least-work     the one with the least predicted work: prompt tokens that are not cached, and tokens to generate, and
-               what the way there costs
+least-work     the one with the least predicted work: prompt tokens that are not cached, until the answer begins, and
+               tokens to generate, and what the way there costs
 power-of-two   the one with less work of two at random (Mitzenmacher 2001, "The Power of Two Choices in Randomized
                Load Balancing")
 session        always the same one for a session, by consistent hashing with bounded loads (Mirrokni et al. 2016), of
@@ -71,7 +71,16 @@ class RoutedPrompt:
 
     def work(self, server: str) -> float:
         """What it costs on a server, in prompt tokens."""
-        return max(self.prompt_tokens - self.cached(server), 1.0) + ANSWER_TOKEN * self.answer_tokens
+        return self.uncached(server) + self.answer_work
+
+    def uncached(self, server: str) -> float:
+        """The tokens of the prompt that a server has to compute."""
+        return max(self.prompt_tokens - self.cached(server), 1.0)
+
+    @property
+    def answer_work(self) -> float:
+        """What its answer costs, in prompt tokens: what is left to do once that has begun."""
+        return ANSWER_TOKEN * self.answer_tokens
 
 
 def near(servers: Sequence[Server]) -> list[Server]:

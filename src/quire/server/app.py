@@ -116,7 +116,7 @@ class App:
                 tell_marks(self.context.engine, exchange)
             self.context.metrics.count_http(exchange)
             if self.context.tracer is not None:
-                self.context.tracer.record(exchange)
+                self.context.tracer.record(exchange, self.context.profile)
             if self.context.config.access_log:
                 log_access(exchange)
 

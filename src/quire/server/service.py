@@ -95,4 +95,5 @@ class Service:
         if self.context.hooks is not None:
             self.context.hooks.close()
         if self.context.tracer is not None:
+            self.context.profile.tell()
             await asyncio.to_thread(self.context.tracer.close)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class StepProfile:
         self._task: asyncio.Task[None] | None = None
         self._steps: list[Mapping[str, Any]] = []
         self._since = 0.0
+        self._hearing: list[Callable[[Sequence[Mapping[str, Any]]], None]] = []
 
     async def start(self) -> None:
         """Begin. Raises ApiError without a folder, for one that cannot be made, or while a profile runs."""
@@ -63,6 +64,7 @@ class StepProfile:
         await asyncio.wait([task])
         with contextlib.suppress(EngineUnavailableError):
             await self._take(more=False)
+        self.tell()
         name, steps = f"steps-{time.strftime('%Y%m%dT%H%M%S')}-{time.monotonic_ns()}.json", self._steps
         self._steps = []
         try:
@@ -72,6 +74,21 @@ class StepProfile:
             raise ApiError(500, message, code="profile_failed") from None
         return name
 
+    def after_next(self, hear: Callable[[Sequence[Mapping[str, Any]]], None]) -> bool:
+        """Call `hear` with the steps of the profile once all that have run by now are among them. False while no
+        profile runs, and with several replicas: a step does not say whose it is.
+        """
+        if self._task is None or self._task.done() or len(self._engine.stats.replica_requests) > 1:
+            return False
+        self._hearing.append(hear)
+        return True
+
+    def tell(self, count: int | None = None) -> None:
+        """Call those who wait for steps, or the first so many."""
+        heard, self._hearing = self._hearing[:count], [] if count is None else self._hearing[count:]
+        for hear in heard:
+            hear(self._steps)
+
     async def _collect(self) -> None:
         while len(self._steps) < MAX_STEPS:
             with contextlib.suppress(EngineUnavailableError):
@@ -80,9 +97,11 @@ class StepProfile:
 
     async def _take(self, *, more: bool = True) -> None:
         """Add the steps that began since the last one; `more` are to follow, with their stages."""
+        waited = len(self._hearing)
         found = (await self._engine.debug(stages=more))["steps"]
         last = self._steps[-1]["start"] if self._steps else self._since
         self._steps += [step for step in found if step["start"] > last][: MAX_STEPS - len(self._steps)]
+        self.tell(waited)
 
     def _write(self, name: str, steps: list[Mapping[str, Any]]) -> None:
         missed = steps[-1]["step"] - steps[0]["step"] + 1 - len(steps) if steps else 0

@@ -1,4 +1,5 @@
 """An OpenTelemetry span per request with one per stage under it, sent as OTLP over HTTP in JSON by a separate thread.
+While a profile runs, the stages of the steps that a request waited for are under `prefill` and `decode`.
 
 Names follow the semantic conventions for generative AI (status: development); all of them are in this file. A caller's
 W3C traceparent and tracestate are continued, and its decision not to sample is respected.
@@ -14,20 +15,27 @@ import secrets
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from quire import __version__
+from quire.answers import Timings
 from quire.records import dataclass
 from quire.server.errors import shorten
 from quire.server.exchange import Exchange
 from quire.server.logs import log
+from quire.steplog.explain import STAGES
+
+if TYPE_CHECKING:
+    from quire.server.step_profile import StepProfile
 
 MAX_WAITING_SPANS = 4096
 BATCH = 512
+_STEPS = 64  # of a request whose stages have spans
 _BATCH_SECONDS = 1.0
 _POST_SECONDS = 5.0
 _QUIET_SECONDS = 60.0  # between warnings about a collector that does not answer
@@ -78,14 +86,26 @@ class Tracer:
         self._thread = threading.Thread(target=self._run, name="quire-traces", daemon=True)
         self._thread.start()
 
-    def record(self, exchange: Exchange) -> None:
+    def record(self, exchange: Exchange, profile: StepProfile) -> None:
         """Record the spans of a request that has ended; only generations and embeddings have them."""
         operation = _OPERATIONS.get(exchange.handler)
         parent = parse_traceparent(exchange.header(b"traceparent"))
         if operation is None or exchange.method != "POST" or (parent is not None and not parent.sampled):
             return
+        spans = make_spans(exchange, operation, parent)
+        if exchange.timings is None or not profile.after_next(partial(self._put, spans, exchange.timings)):
+            self._put(spans)
+
+    def _put(
+        self,
+        spans: list[dict[str, Any]],
+        times: Timings | None = None,
+        steps: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        if times is not None:
+            spans = [*spans, *step_spans(spans, times, steps)]
         with contextlib.suppress(queue.Full):  # the collector is slow; requests do not wait for it
-            self._spans.put_nowait(make_spans(exchange, operation, parent))
+            self._spans.put_nowait(spans)
 
     def close(self) -> None:
         """Post the remaining spans, within seconds."""
@@ -151,18 +171,53 @@ def make_spans(exchange: Exchange, operation: str, parent: Parent | None) -> lis
         "status": {"code": _ERROR, "message": str(failure)} if failure else {},
     }
     stages = [
-        trace | {
-            "spanId": secrets.token_hex(8),
-            "parentSpanId": whole["spanId"],
-            "name": name,
-            "kind": _INTERNAL,
-            "startTimeUnixNano": _nanoseconds(start, offset),
-            "endTimeUnixNano": _nanoseconds(end, offset),
-            "attributes": attributes,
-        }
+        _under(whole, name, (start, end), offset, attributes)
         for name, start, end, attributes in _stages(exchange, now)
-    ]  # fmt: skip
+    ]
     return [whole | ({"parentSpanId": parent.span_id} if parent else {}), *stages]
+
+
+def step_spans(
+    spans: Sequence[dict[str, Any]], times: Timings, steps: Sequence[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """The measured stages of the steps that ran from the first to the last one of a request, of _STEPS steps at most:
+    under `prefill` those of steps that ended by the first token, under `decode` the others. `spans` are those of the
+    request, `steps` records of steps in their order.
+    """
+    offset, own = time.time_ns() - time.monotonic_ns(), list[tuple[float, Mapping[str, Any]]]()
+    phases = {span["name"]: span for span in spans}
+    for step in reversed(steps):
+        end = step["start"] + step["schedule_seconds"] + step["execute_seconds"]
+        if end <= times.scheduled:
+            break
+        if end <= times.finished:
+            own.append((end, step))
+    for end, step in own[: -_STEPS - 1 : -1]:
+        phase = phases["decode" if 0 < times.first_token < end else "prefill"]
+        facts = [_attribute("quire.step", step["step"]), _attribute("quire.step.rows", step["rows"])]
+        at = end - sum(step["stage_seconds"])
+        for name, length in zip(STAGES, step["stage_seconds"], strict=False):
+            yield _under(phase, name, (at, at + length), offset, facts)
+            at += length
+
+
+def _under(
+    parent: dict[str, Any],
+    name: str,
+    times: tuple[float, float],
+    offset: int,
+    attributes: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """A span inside of another one, from a time to a time."""
+    return {key: parent[key] for key in ("traceId", "traceState") if key in parent} | {
+        "spanId": secrets.token_hex(8),
+        "parentSpanId": parent["spanId"],
+        "name": name,
+        "kind": _INTERNAL,
+        "startTimeUnixNano": _nanoseconds(times[0], offset),
+        "endTimeUnixNano": _nanoseconds(times[1], offset),
+        "attributes": attributes,
+    }
 
 
 def _attributes(exchange: Exchange, operation: str, model: str) -> Iterator[dict[str, Any]]:

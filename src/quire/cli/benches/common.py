@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,14 @@ def add_result_options(parser: argparse.ArgumentParser) -> None:
 
 def add_report_option(parser: argparse.ArgumentParser, text: str = "write a report with plots") -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help=text)
+
+
+def add_trace_options(add: Callable[..., object]) -> None:
+    """A trace of requests; `add` is the method of a parser, or of a group of it."""
+    add("--trace", type=Path, metavar="PATH",
+        help="requests of a trace: Mooncake, Alibaba, Azure, BurstGPT, ServeGen, or lengths")  # fmt: skip
+    add("--trace-format", metavar="timed-trace[:TOKENS[:SECONDS]]",
+        help="JSON lines are a timed trace of vLLM: tokens of a hash (default: 16), unit of times (1)")  # fmt: skip
 
 
 def write_page(args: argparse.Namespace, *results: Result) -> None:

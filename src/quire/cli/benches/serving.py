@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.benches.common import add_report_option, add_result_options, count
+from quire.cli.benches.common import add_report_option, add_result_options, add_trace_options, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,7 +100,7 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     add("--turns", type=count, metavar="N", help="turns per conversation (default: 1)")
     add("--think-time", type=float, default=0.0, metavar="S", help="mean pause between turns")
     add("--prompts", type=Path, metavar="FILE", help="prompts: one per line, or JSON lines")
-    add("--trace", type=Path, metavar="PATH", help="Azure, Mooncake or ServeGen trace, or lengths")
+    add_trace_options(add)
     add("--trace-start", type=float, default=0.0, metavar="S", help="start at this second of the trace")
     add("--length-scale", type=float, default=1.0, metavar="F", help="multiply the lengths of a trace")
     add("--max-input-len", type=count, metavar="N", help="cut the prompts of a trace")
@@ -192,7 +192,8 @@ def workload(args: argparse.Namespace, requests: int | None, salt: str = "") -> 
         output = Lengths(args.output_len, "output-len") if args.output_len else None
         return from_file(args.prompts, output_len=output, limit=requests, seed=args.seed)
     if args.trace is not None:
-        rows = read_trace(args.trace, limit=requests, start=args.trace_start, seed=args.seed)
+        given = {"seed": args.seed, "form": args.trace_format}
+        rows = read_trace(args.trace, limit=requests, start=args.trace_start, **given)
         scaling = Scaling(
             length=args.length_scale, max_input=args.max_input_len, max_output=args.max_output_len
         )
