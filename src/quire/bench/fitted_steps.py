@@ -176,8 +176,8 @@ def fit_steps(log: Sequence[AnyRow], first: Sequence[float], origin: float = 0.0
 def fit_timed(
     steps: Sequence[TimedStep], first: Sequence[float], between: float = 0.0, *, looks_ahead: bool = True
 ) -> StepFit:
-    """The same of steps: when each began, what was in it, the seconds that it took. Unless it `looks_ahead`, nothing
-    is known of larger ones."""
+    """The same of steps: when each began, what was in it, the seconds that it took. Unless it `looks_ahead`, it tells
+    the usual time of steps alone: not how far it reaches, nor which kinds have the pace of a moment."""
     seen = [one for one in steps if one[2] > 0]
     if not seen:
         return StepFit(first, {}, MachinePace((), ()), (float("inf"),) * len(FEATURES), 0, 0.0, between)
@@ -204,7 +204,9 @@ def fit_timed(
         tuple(features.max(axis=0).tolist()[: len(FEATURES)]), len(seen),
         float(np.median(abs(ratios * slowness - 1))), between, levels_of(begun, slowness * ratios, seconds), rare,
         _reach_errors(seen, seconds / slowness, first) if looks_ahead else (math.inf, math.inf),
-        pace_shares(moments, kind_of, ratios * slowness, [kind[1] > 0 for kind in numbers]),
+        pace_shares(moments, kind_of, ratios * slowness, [kind[1] > 0 for kind in numbers])
+        if looks_ahead
+        else (1.0, 1.0),
     )  # fmt: skip
 
 

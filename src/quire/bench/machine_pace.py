@@ -49,12 +49,16 @@ def moments_of(begun: Floats) -> NDArray[np.int64]:
     return found
 
 
+def _cuts(moments: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where a moment ends and the next one begins, by the number of the step."""
+    return np.flatnonzero(np.diff(moments)) + 1
+
+
 def pace_of(moments: NDArray[np.int64], ratios: Floats) -> Floats:
     """By moment, what its steps took relative to what they would take, in the median; the median of moments is 1."""
     if not len(ratios):
         return np.ones(0)
-    cuts = np.flatnonzero(np.diff(moments)) + 1
-    found = np.array([np.median(part) for part in np.split(ratios, cuts)])
+    found = np.array([np.median(part) for part in np.split(ratios, _cuts(moments))])
     middle = np.median(found)
     return found / middle if middle > 0 else np.ones(len(found))
 
@@ -69,7 +73,7 @@ def pace_shares(
     Slopes of logarithms, within each kind: a kind that only ran in slow moments may be slow in itself.
     """
     points: dict[int, list[tuple[float, float]]] = {}
-    cuts = np.flatnonzero(np.diff(moments)) + 1
+    cuts = _cuts(moments)
     for ran, logs in zip(np.split(kinds, cuts), np.split(np.log(slowness), cuts), strict=True):
         for kind in np.unique(ran).tolist():
             others = logs[ran != kind]

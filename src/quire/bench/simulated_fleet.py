@@ -67,11 +67,10 @@ class SimulatedFleet:
         self._placed: dict[int, tuple[Replica, float]] = {}
         # Prompts without a token, and what of them has to be computed, by request.
         self._computing: dict[str, dict[int, float]] = {each.name: {} for each in self._replicas}
-        self._records: list[RequestRecord] = []
 
     def run(self, arrivals: Sequence[Arrival]) -> SimulatedRun:
         """Serve all."""
-        records = self._records = [RequestRecord(index=i, scheduled=one.at) for i, one in enumerate(arrivals)]
+        records = [RequestRecord(index=i, scheduled=one.at) for i, one in enumerate(arrivals)]
         found = SimulatedRun(records=records)
         decoded = SimulatedRun(records=[RequestRecord(index=i, scheduled=0.0) for i in range(len(arrivals))])
         entry, exits = self._replicas[: self._prefill or None], self._replicas[self._prefill :]
@@ -111,7 +110,7 @@ class SimulatedFleet:
 
     def is_computing(self, index: int) -> bool:
         """Whether the prompt of a request, by its number, waits or is being computed: it has no token yet."""
-        return index in self._placed and not self._records[index].times
+        return any(index in computing for computing in self._computing.values())
 
     def _running(self, now: float) -> int:
         """Servers that run a step, with the one that begins now."""

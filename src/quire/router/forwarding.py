@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 
 import msgspec
 
@@ -211,16 +211,10 @@ class Forwarding:
 
     def _prompt(self) -> RoutedPrompt:
         """The prompt as policies see it; what is cached of it stays what it was before it was sent."""
-        rates, known = self._context.rates, dict[str, float]()
-
-        def cached(name: str) -> float:
-            if name not in known:
-                known[name] = self._cached(name)
-            return known[name]
-
+        rates = self._context.rates
         return RoutedPrompt(
             self._asked.session(self._exchange), rates.prompt_tokens(self._bytes),
-            rates.answer_tokens(self._asked.most_tokens()), cached,
+            rates.answer_tokens(self._asked.most_tokens()), cache(self._cached),
         )  # fmt: skip
 
     def _cached(self, name: str) -> float:
