@@ -6,12 +6,14 @@ import concurrent.futures
 import json
 import random
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.fake_llm import Behaviour
 from helpers.process import Process, until
 from helpers.routed import routed
 from quire.config.shipped import shipped_models
@@ -24,6 +26,7 @@ from quire.router.resuming import (
     with_seed,
 )
 from quire.router.routed_request import AskedOfServers, with_field
+from quire.routing.router_policies import ANSWER_TOKEN
 from quire.util.http_client import body_size
 
 REASONING, TEXT = "let me think about it", "The answer is 42, and it stays 42 wherever it comes from. "
@@ -305,6 +308,28 @@ def test_seeds() -> None:
     drawn = json.loads(made)
     assert drawn["stream"] is True
     assert 0 <= drawn["seed"] < 2**31
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_prompt_that_is_sent_again_is_work_until_its_answer_begins(begins: bool) -> None:
+    """Afterwards the answer is what is left to do, as with any request."""
+    second = Behaviour(ttft=0.0 if begins else 600.0, itl=0.01)
+    with routed(Behaviour(ttft=0.0, itl=0.0, cut={0}), second, policy="round-robin") as router:
+        body = {"messages": [{"role": "user", "content": "x" * 4000}], "max_tokens": 10**5, "stream": True}
+        text, other, left = json.dumps(body).encode(), router.backends.all[1], ANSWER_TOKEN * 128.0
+        with socket.create_connection(("127.0.0.1", router.port)) as client, client.makefile("rb") as answer:
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            client.sendall(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(text), text))
+            for _ in range(4 if begins else 2):  # two come from the first server
+                while b" word" not in answer.readline():
+                    pass
+            if begins:
+                assert router.do(lambda: (other.waiting, other.work)) == (0.0, left)
+            else:
+                until(lambda: router.do(lambda: other.waiting) > 1000.0)
+                assert router.do(lambda: other.work - other.waiting) == left
+        until(lambda: other.requests == 0)
+        assert router.do(lambda: (other.waiting, other.work)) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

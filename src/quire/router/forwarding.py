@@ -498,13 +498,15 @@ class Forwarding:
         """Send a body to another server, and the client what it lacks of the stream; false if the server refused the
         output so far. Raises as _resume does."""
         given = [] if body is self._body else [*map(len, relay.ids.given(self._asked.samples))]
-        resumed, sink = ResumedStream(delivered, given), StreamPieces()
-        with self._context.backends.busy(other, self._prompt().work(other.name)):
+        resumed, sink, prompt = ResumedStream(delivered, given), StreamPieces(), self._prompt()
+        with self._context.backends.busy(other, prompt.answer_work), contextlib.ExitStack() as computing:
+            computing.enter_context(other.computing(prompt.uncached(other.name) + sum(given)))
             head = self._head(other, body_size(body))
             request = other.client.requested(head, body, sink, sink.take)
             other.reading.add(sink)
             try:
                 async for piece in sink.pieces(request):
+                    computing.close()
                     if sink.version and sink.version != relay.headers.get(VERSION, sink.version):
                         raise CannotResumeError("the other server has other weights")
                     known = resumed.ids.size
