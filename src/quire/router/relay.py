@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
+from quire.router.resuming import EVENT_ENDS, complete_events
 from quire.routing.continued import STREAM, OutputIds
 from quire.routing.settled_weights import VERSION
 from quire.routing.tickets import TICKET
@@ -18,7 +19,6 @@ WHOLE_BYTES = 2**20  # an answer of a known length up to this is sent when it is
 _AHEAD_BYTES = 256 * 1024  # of a stream, kept while its client does not read
 _ENDS = 4096  # bytes at the beginning, and of each of the last parts, that are looked at
 _LAST = 16  # parts
-_EVENT_END = b"\n\n"
 _HOP = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
     "upgrade", "content-length", "date", "server", "x-request-id", "request-id", "x-content-type-options",
@@ -104,7 +104,7 @@ class Relay(FromServer):
             self.beginning = chunk[:_ENDS]
         if not self.is_stream or (keep is None and not self.mark):
             self._last.append(chunk[-_ENDS:])
-        elif keep and not (self.mark or self._part) and chunk.endswith(_EVENT_END) and keep(len(chunk)):
+        elif keep and not (self.mark or self._part) and chunk.endswith(EVENT_ENDS) and keep(len(chunk)):
             self.sent_bytes += len(chunk)  # as `add`: most parts are one event
             self.sent.append(chunk)
         elif not (chunk := self._whole_events(chunk)):
@@ -126,9 +126,8 @@ class Relay(FromServer):
 
     def _whole_events(self, chunk: bytes) -> bytes:
         """What may be sent: complete events, which are kept as long as there is memory."""
-        if self._part or not chunk.endswith(_EVENT_END):
-            whole, found, self._part = (self._part + chunk).rpartition(_EVENT_END)
-            chunk = whole + found
+        if self._part or not chunk.endswith(EVENT_ENDS):
+            chunk, self._part = complete_events(self._part + chunk)
         if self.mark and chunk:
             known = self.ids.size
             chunk = (self.ids if self.is_kept else OutputIds()).take(chunk)
@@ -233,6 +232,8 @@ class Relay(FromServer):
             else:
                 await self._wait()
         request.result()
+        if self._part:  # its last event has no end
+            await self._exchange.write(self._part)
 
     async def _send_kept(self) -> None:
         while self._kept:
