@@ -271,9 +271,11 @@ class StreamPieces(FromServer):
         """The parts of the stream until `request` ends. Raises ClientError if it fails."""
         while not request.done() or not self._pieces.empty():
             waiting = asyncio.create_task(self._pieces.get())
-            await asyncio.wait((request, waiting), return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait((request, waiting), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()  # also if nobody waits for more
             if not waiting.done():
-                waiting.cancel()
                 continue
             piece = waiting.result()
             self._size -= len(piece)
