@@ -141,11 +141,15 @@ def compare_buffers(a: Executor, b: Executor, size: StepSize) -> list[BufferDiff
     """Run a step in both executors op by op and compare each buffer after every op that writes it.
 
     Both must be bound to the arrays that hold the step. Running a step again is harmless: it writes the same
-    keys and values to the same places.
+    keys and values to the same places. torch, which is slow and runs every op by itself, goes on from the op before;
+    what is compared with it runs as it does in a step, from the beginning.
     """
     found = []
     for index, op in enumerate(a.program.ops):
         for executor in (a, b):
+            if executor.isa == "torch":
+                executor.run_range(size.num_tokens, size.num_rows, size.num_logit_rows, index, index + 1)
+                continue
             executor.stop_after(index)
             executor.run(size.num_tokens, size.num_rows, size.num_logit_rows)
         for name in writes(op):
