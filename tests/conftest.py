@@ -9,6 +9,8 @@ import unittest.mock
 import hypothesis
 import pytest
 
+from helpers.processors import keep_to_a_share
+
 # torch works on tiny models here and several test processes share the cores: more threads only wait.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -16,6 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # of Quire again, which takes longer than the rest of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+keep_to_a_share()
 
 # The same examples in every run, and no verdict of a clock: neither on an example nor on what draws it.
 hypothesis.settings.register_profile(

@@ -48,7 +48,11 @@ IN_EVERY_CROWD = [("qwen3", "float32"), (WINDOWS, "bfloat16")]
     [
         *((*case, CROWDS) for case in IN_EVERY_CROWD),
         *((*case, CROWDS[:2]) for case in CASES if case not in IN_EVERY_CROWD),
-        *(pytest.param(*case, CROWDS[2:], marks=pytest.mark.long) for case in CASES if case not in IN_EVERY_CROWD),
+        *(
+            pytest.param(*case, CROWDS[2:], marks=pytest.mark.long)
+            for case in CASES
+            if case not in IN_EVERY_CROWD
+        ),
     ],
     ids=lambda part: part if isinstance(part, str) else "-".join(str(tokens) for tokens, _ in part),
 )

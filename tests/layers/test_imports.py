@@ -79,7 +79,9 @@ class Facts:
     """What the rules ask of a file, found in one walk: a tree itself would take much memory."""
 
     imports: list[ast.Import | ast.ImportFrom] = field(default_factory=list)
-    asked: list[tuple[int, set[str]]] = field(default_factory=list)  # line of an isinstance, the names of classes
+    asked: list[tuple[int, set[str]]] = field(
+        default_factory=list
+    )  # line of an isinstance, the names of classes
     names: set[str] = field(default_factory=set)
     broad: bool = False  # it has a handler of any exception
     functions: list[tuple[str, int, int]] = field(default_factory=list)  # name, lines, positional arguments

@@ -52,7 +52,7 @@ def test_half_precision_checkpoints_are_read_exactly(
 @pytest.mark.parametrize(
     ("model", "backend"),
     [
-        # The kernels of every model, and the definition of every fourth one: tests/parity/test_op_by_op.py compares both.
+        # The kernels of every model, the definition of every fourth: tests/parity/test_op_by_op.py compares both.
         pytest.param(model, backend, marks=pytest.mark.long if backend is TORCH and number % 4 else [])
         for number, model in enumerate(TINY_MODELS)
         for backend in BACKENDS
