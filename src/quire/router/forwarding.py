@@ -504,15 +504,19 @@ class Forwarding:
             request = other.client.requested(head, body, sink, sink.take)
             other.reading.add(sink)
             try:
-                async for piece in sink.pieces(request):
-                    if sink.version and sink.version != relay.headers.get(VERSION, sink.version):
-                        raise CannotResumeError("the other server has other weights")
-                    known = resumed.ids.size
-                    rest = resumed.feed(piece)
-                    relay.follows(sink.mark, resumed.ids, resumed.ids.size - known)
-                    if rest:
-                        relay.add(rest)
-                        await self._exchange.write(rest)
+                async with asyncio.timeout(self._config.first_byte_timeout) as begins:
+                    async for piece in sink.pieces(request):
+                        begins.reschedule(None)
+                        if sink.version and sink.version != relay.headers.get(VERSION, sink.version):
+                            raise CannotResumeError("the other server has other weights")
+                        known = resumed.ids.size
+                        rest = resumed.feed(piece)
+                        relay.follows(sink.mark, resumed.ids, resumed.ids.size - known)
+                        if rest:
+                            relay.add(rest)
+                            await self._exchange.write(rest)
+            except TimeoutError:
+                raise ClientError("did not begin to answer in time") from None
             except ClientError:
                 if body is not self._body and sink.status in _OF_OUTPUT:
                     return False

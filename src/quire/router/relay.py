@@ -19,6 +19,7 @@ _AHEAD_BYTES = 256 * 1024  # of a stream, kept while its client does not read
 _ENDS = 4096  # bytes at the beginning, and of each of the last parts, that are looked at
 _LAST = 16  # parts
 _EVENT_END = b"\n\n"
+_EVENT_BYTES = 16 * 2**20  # of a stream, until an event is complete
 _HOP = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
     "upgrade", "content-length", "date", "server", "x-request-id", "request-id", "x-content-type-options",
@@ -92,7 +93,8 @@ class Relay(FromServer):
         self.is_stream = headers.get("content-type", "").startswith("text/event-stream")
         self.mark = headers.get(STREAM, "") if status == 200 and self.is_stream else ""
         length = headers.get("content-length", "")
-        self.is_whole = length.isdigit() and int(length) <= WHOLE_BYTES
+        whole = length.isdigit() and int(length) <= WHOLE_BYTES
+        self.is_whole = whole and not (self.is_stream and status == 200)
         self._tell()
 
     def data(self, chunk: bytes, at: float) -> None:
@@ -102,7 +104,7 @@ class Relay(FromServer):
             self.seen.takes(chunk)
         if not self.beginning:
             self.beginning = chunk[:_ENDS]
-        if not self.is_stream or (keep is None and not self.mark):
+        if not self.is_stream:
             self._last.append(chunk[-_ENDS:])
         elif keep and not (self.mark or self._part) and chunk.endswith(_EVENT_END) and keep(len(chunk)):
             self.sent_bytes += len(chunk)  # as `add`: most parts are one event
@@ -125,18 +127,19 @@ class Relay(FromServer):
             self._pause()
 
     def _whole_events(self, chunk: bytes) -> bytes:
-        """What may be sent: complete events, which are kept as long as there is memory."""
+        """What may be sent: complete events, so that an error can follow whatever comes, which are kept as long as
+        there is memory. Lines end as the router's own do. Raises ClientError for an event that is too long."""
         if self._part or not chunk.endswith(_EVENT_END):
-            whole, found, self._part = (self._part + chunk).rpartition(_EVENT_END)
-            chunk = whole + found
+            whole, found, part = (self._part + chunk).replace(b"\r\n", b"\n").rpartition(_EVENT_END)
+            chunk, self._part = whole + found, part
+            if len(part) > _EVENT_BYTES:
+                raise ClientError("bad answer: an event without end")
         if self.mark and chunk:
             known = self.ids.size
             chunk = (self.ids if self.is_kept else OutputIds()).take(chunk)
             self._count(self.ids.size - known)
         if chunk:
             self.add(chunk)
-            if self._keep is None and not self.mark:
-                chunk, self._part = chunk + self._part, b""
         return chunk
 
     def add(self, data: bytes) -> None:
@@ -233,6 +236,8 @@ class Relay(FromServer):
             else:
                 await self._wait()
         request.result()
+        if self._part:  # of a last event without an empty line behind it
+            await self._exchange.write(self._part)
 
     async def _send_kept(self) -> None:
         while self._kept:
@@ -270,9 +275,12 @@ class StreamPieces(FromServer):
         """The parts of the stream until `request` ends. Raises ClientError if it fails."""
         while not request.done() or not self._pieces.empty():
             waiting = asyncio.create_task(self._pieces.get())
-            await asyncio.wait((request, waiting), return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
+            try:
+                await asyncio.wait((request, waiting), return_when=asyncio.FIRST_COMPLETED)
+                came = waiting.done()
+            finally:
                 waiting.cancel()
+            if not came:
                 continue
             piece = waiting.result()
             self._size -= len(piece)

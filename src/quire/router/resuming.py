@@ -66,11 +66,10 @@ def with_seed(body: SentBody, asked: AskedOfServers) -> SentBody:
 
 
 def events_of(data: bytes) -> Iterator[bytes]:
-    """The payloads of server-sent events; comments and other fields are left out."""
-    for event in data.split(_END):
-        for line in event.split(b"\n"):
-            if line.startswith(_DATA):
-                yield line[len(_DATA) :]
+    """The payloads of server-sent events, one a line; comments and other fields are left out."""
+    for line in data.splitlines():
+        if line.startswith(_DATA):
+            yield line[len(_DATA) :]
 
 
 def calls_of(delta: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -211,7 +210,7 @@ class ResumedStream:
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the new stream; returns what the client lacks of them. Raises CannotResumeError."""
-        events, found, self._rest = (self._rest + data).rpartition(_END)
+        events, found, self._rest = (self._rest + data).replace(b"\r\n", b"\n").rpartition(_END)
         if not found:
             return b""
         events = self.ids.take(events + found)
