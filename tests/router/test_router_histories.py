@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -252,6 +253,9 @@ class History:
         if answer.status != 200:
             self.seen[f"status {answer.status}"] += 1
             assert answer.status in {429, 500, 502, 503, 504} or answer.left or answer.aborted, answer
+            assert not re.search(rb"s\d:80|http:|refused|reset|listens", answer.data), (
+                "where servers are is nobody's"
+            )
             return
         if not (answer.whole or answer.left or answer.aborted):
             raise AssertionError("it has no end")

@@ -32,6 +32,7 @@ from quire.router.routed_request import (
     response_id,
     usage_of,
     with_field,
+    with_time_left,
     without_field,
 )
 from quire.router.router_context import RouterContext
@@ -174,7 +175,8 @@ class Forwarding:
         found = self._choose(tries.servers) if tries.may_go_on else None
         if found is None and gone and tries.may_wait and self._may_hold():
             now = asyncio.get_running_loop().time()
-            self._hold_until = self._hold_until or now + self._config.hold_seconds
+            left = self._asked.seconds_left(time.monotonic() - self._exchange.arrival)
+            self._hold_until = self._hold_until or now + min(self._config.hold_seconds, left)
             found = await self._context.backends.hold(
                 self._prompt().prompt_tokens,
                 self._asked.model or self._asked.name,
@@ -239,6 +241,8 @@ class Forwarding:
         ):
             text = f"{VERSION}: no server has these weights now"
             return ApiError(409, text, code="version_not_available", param=VERSION)
+        if self._asked.seconds_left(time.monotonic() - self._exchange.arrival) <= 0:
+            return ApiError(504, "no server could take this request in time", code="deadline_exceeded")
         return ApiError(
             503, "no server can take this request now", code="no_backend", headers=retry_headers(1.0)
         )
@@ -246,6 +250,7 @@ class Forwarding:
     async def _try(self, backend: BackendServer) -> ApiError | Relay | None:
         """Ask a server; None once the client has its answer, else what to answer if no other server can."""
         prompt, began = self._prompt(), time.monotonic()
+        self._body = with_time_left(self._body, self._asked, began - self._exchange.arrival)
         self._predicted = prompt.cached(backend.name)
         if not self._counted:
             self._counted = True
@@ -474,6 +479,7 @@ class Forwarding:
         Raises ClientError if it fails too, and CannotResumeError.
         """
         delivered = DeliveredStream(b"".join(relay.sent))
+        self._body = with_time_left(self._body, self._asked, time.monotonic() - self._exchange.arrival)
         behind = self._behind_output(relay)
         if behind is None or not await self._follow(relay, other, delivered, behind):
             await self._follow(relay, other, delivered, self._body)
