@@ -22,7 +22,7 @@ from quire.config.routing import RouterConfig
 from quire.config.serving import ServingConfig
 from quire.router.attempts import Attempt
 from quire.router.backends import Backends
-from quire.router.forwarding import Forwarding
+from quire.router.delivering import Delivering
 from quire.router.relay import FromServer, Relay
 from quire.router.resuming import ResumedStream
 from quire.router.router_service import RouterService
@@ -264,7 +264,8 @@ class History:
             assert not answer.whole or json.loads(answer.data)["choices"][0]["message"]["content"] in right
             return
         assert b": ids" not in answer.data, "ids are the router's"
-        events, rest = [line[6:] for line in answer.data.split(b"\n\n")[:-1]], answer.data.split(b"\n\n")[-1]
+        *lines, rest = answer.data.replace(b"\r\n", b"\n").split(b"\n\n")
+        events = [line[6:] for line in lines]
         assert not rest, "a part of an event"
         made = [json.loads(each) for each in events if each != b"[DONE]"]
         text = "".join(c["delta"]["content"] for each in made for c in each.get("choices", ()))
@@ -377,10 +378,10 @@ def pass_parts(patch: pytest.MonkeyPatch) -> None:
 def look_complete(patch: pytest.MonkeyPatch) -> None:
     """A stream that is lost just ends."""
 
-    async def cut_off(self: Forwarding, _: Relay) -> None:
+    async def cut_off(self: Delivering, _: Relay) -> None:
         await self._exchange.write(b"", more=False)
 
-    patch.setattr(Forwarding, "_cut_off", cut_off)
+    patch.setattr(Delivering, "_cut_off", cut_off)
 
 
 @pytest.mark.parametrize(

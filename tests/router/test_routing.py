@@ -13,7 +13,6 @@ import pytest
 
 from helpers.fake_llm import Behaviour, FakeLLM
 from helpers.process import until
-from helpers.raw_server import RawServer, stream
 from helpers.routed import routed
 from helpers.server import GUARD
 from quire.routing.router_policies import policy_named
@@ -107,20 +106,6 @@ def test_a_stream_that_is_cut_off_ends_with_an_error() -> None:
         assert "backend_lost" in reply.text
         assert "[DONE]" not in reply.text
         assert router.chat("hello", stream=True).text.endswith("data: [DONE]\n\n")
-
-
-@pytest.mark.parametrize("servers", [1, 2])
-def test_lines_may_end_as_those_of_other_servers(servers: int) -> None:
-    """With CR LF, and the last event without an empty line behind it."""
-    events = [b'data: {"choices": []}\r\n\r', b"\n", b"data: [DONE]\r\n"]
-    backends = [RawServer(stream(*events)) for _ in range(servers)]
-    try:
-        with routed(urls=[each.url for each in backends]) as router:
-            body = router.chat("hello", stream=True).body
-            assert body.splitlines() == [b'data: {"choices": []}', b"", b"data: [DONE]"]
-    finally:
-        for each in backends:
-            each.close()
 
 
 def test_a_server_that_fails_rests_and_comes_back() -> None:

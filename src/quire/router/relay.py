@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
+from quire.router.resuming import EVENT_ENDS, complete_events
 from quire.routing.continued import STREAM, OutputIds
 from quire.routing.settled_weights import VERSION
 from quire.routing.tickets import TICKET
@@ -18,7 +19,6 @@ WHOLE_BYTES = 2**20  # an answer of a known length up to this is sent when it is
 _AHEAD_BYTES = 256 * 1024  # of a stream, kept while its client does not read
 _ENDS = 4096  # bytes at the beginning, and of each of the last parts, that are looked at
 _LAST = 16  # parts
-_EVENT_END = b"\n\n"
 _EVENT_BYTES = 16 * 2**20  # of a stream, until an event is complete
 _HOP = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
@@ -106,7 +106,7 @@ class Relay(FromServer):
             self.beginning = chunk[:_ENDS]
         if not self.is_stream:
             self._last.append(chunk[-_ENDS:])
-        elif keep and not (self.mark or self._part) and chunk.endswith(_EVENT_END) and keep(len(chunk)):
+        elif keep and not (self.mark or self._part) and chunk.endswith(EVENT_ENDS) and keep(len(chunk)):
             self.sent_bytes += len(chunk)  # as `add`: most parts are one event
             self.sent.append(chunk)
         elif not (chunk := self._whole_events(chunk)):
@@ -128,11 +128,10 @@ class Relay(FromServer):
 
     def _whole_events(self, chunk: bytes) -> bytes:
         """What may be sent: complete events, so that an error can follow whatever comes, which are kept as long as
-        there is memory. Lines end as the router's own do. Raises ClientError for an event that is too long."""
-        if self._part or not chunk.endswith(_EVENT_END):
-            whole, found, part = (self._part + chunk).replace(b"\r\n", b"\n").rpartition(_EVENT_END)
-            chunk, self._part = whole + found, part
-            if len(part) > _EVENT_BYTES:
+        there is memory. Raises ClientError for one that is too long."""
+        if self._part or not chunk.endswith(EVENT_ENDS):
+            chunk, self._part = complete_events(self._part + chunk)
+            if len(self._part) > _EVENT_BYTES:
                 raise ClientError("bad answer: an event without end")
         if self.mark and chunk:
             known = self.ids.size
@@ -236,7 +235,7 @@ class Relay(FromServer):
             else:
                 await self._wait()
         request.result()
-        if self._part:  # of a last event without an empty line behind it
+        if self._part:  # its last event has no end
             await self._exchange.write(self._part)
 
     async def _send_kept(self) -> None:
