@@ -13,6 +13,7 @@ import pytest
 
 from helpers.fake_llm import Behaviour, FakeLLM
 from helpers.process import until
+from helpers.raw_server import RawServer, stream
 from helpers.routed import routed
 from helpers.server import GUARD
 from quire.routing.router_policies import policy_named
@@ -106,6 +107,20 @@ def test_a_stream_that_is_cut_off_ends_with_an_error() -> None:
         assert "backend_lost" in reply.text
         assert "[DONE]" not in reply.text
         assert router.chat("hello", stream=True).text.endswith("data: [DONE]\n\n")
+
+
+def test_an_event_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error follows whole events."""
+    monkeypatch.setattr("quire.router.relay._EVENT_BYTES", 1000)
+    server = RawServer(stream(b'data: {"choices": []}\n\n', b"data: " + bytes(2000), b"\n\n"))
+    try:
+        with routed(urls=[server.url]) as router:
+            first, error, rest = router.chat("hello", stream=True).text.split("\n\n")
+            assert first == 'data: {"choices": []}'
+            assert "backend_lost" in error
+            assert not rest
+    finally:
+        server.close()
 
 
 def test_a_server_that_fails_rests_and_comes_back() -> None:
