@@ -20,6 +20,7 @@ from typing import Any
 from helpers.raw_server import answer
 from helpers.virtual_time import VirtualLoop
 from quire.routing.continued import FIELD, STREAM, ids_event, is_resume_code, is_stream_proof, unpacked
+from quire.routing.tickets import PEER, is_peer
 
 MODEL = "m"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
@@ -40,6 +41,11 @@ def tokens_of(weights: str, body: dict[str, Any]) -> list[str]:
     """The answer to a request."""
     drawn = random.Random(f"{weights} {body['messages']} {body.get('seed')}")
     return [f" {drawn.randrange(40)}" for _ in range(body["max_tokens"])]
+
+
+def ticket_of(weights: str, body: dict[str, Any]) -> str:
+    """What stands for a prompt that was computed elsewhere."""
+    return f"{weights} {zlib.crc32(str(body['messages']).encode())}"
 
 
 class Network(VirtualLoop):
@@ -210,7 +216,18 @@ class Place:
             await self._say(link, name, headers, body)
 
     async def _say(self, link: Link, name: str, headers: dict[str, str], body: dict[str, Any]) -> None:
-        given = body.pop(FIELD, None)
+        given, params = body.pop(FIELD, None), body.pop("kv_transfer_params", None)
+        if params is not None and not is_peer(self.key, name, headers.get(PEER, "")):
+            await link.send(answer(400, b'{"error": {}}'))
+            return
+        if params is not None and params.get("do_remote_decode"):
+            ticket = self.rng.choice((ticket_of(self.weights, body), ticket_of(self.weights, body), None))
+            said = {"kv_transfer_params": {"remote_request_id": ticket}, "usage": {"prompt_tokens": 100}}
+            await link.send(answer(200, json.dumps(said).encode()))
+            return
+        if params is not None and params["remote_request_id"] != ticket_of(self.weights, body):
+            await link.send(answer(422, b'{"error": {}}'))
+            return
         tokens = tokens_of(self.weights + "?" * self.lies, body)
         if not body.get("stream"):
             choice = {"index": 0, "message": {"content": "".join(tokens)}, "finish_reason": "stop"}

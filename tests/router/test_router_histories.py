@@ -27,6 +27,7 @@ from quire.router.relay import FromServer, Relay
 from quire.router.resuming import ResumedStream
 from quire.router.router_service import RouterService
 from quire.routing.router_policies import POLICIES, policy_named
+from quire.routing.transfer import MovingCosts
 
 KEY = b"a key that all of them have"
 EVENTS = (
@@ -44,8 +45,9 @@ EVENTS = (
 )
 HEALED = 9.0  # seconds after which nothing fails any more
 # Seconds that a request may take: three servers before it waits for one, and three after that, each until it is known
-# to be silent or late; as many again to go on with its stream; and the events of each, or a client that is slow.
-BOUND = 12 * (2 * 1.0 + 12.0 + 5.0) + 3.0
+# to be silent or late; as many again to go on with its stream; the events of each, or a client that is slow; and the
+# prompt, once, at one that computes it for others.
+BOUND = 12 * (2 * 1.0 + 12.0 + 5.0) + 3.0 + 7.0
 
 
 @dataclass
@@ -75,6 +77,7 @@ class History:
         self.rng, self.loop, self.day = random.Random(self.seed), Network(), 1e9
         with pytest.MonkeyPatch.context() as patch:
             clocks_of(self.loop, patch, lambda: self.day + self.loop.now)
+            patch.setattr(MovingCosts, "pays", lambda *_: True)
             patch.setattr("quire.router.resuming.secrets.randbelow", self.rng.randrange)
             try:
                 self.loop.run_until_complete(self._live())
@@ -86,8 +89,9 @@ class History:
         return self.seen
 
     def _router(self) -> tuple[Backends, RouterService]:
-        urls = tuple(f"http://{name}:80" for name in self.loop.places)
-        made = Backends(RouterConfig(backend=urls, **self.options))
+        urls = {name: f"http://{name}:80" for name in self.loop.places}
+        helps = (urls.pop("p"),) if "p" in urls else ()
+        made = Backends(RouterConfig(backend=tuple(urls.values()), prefill=helps, **self.options))
         for each in made.all:
             each.client.clock = self.loop.time
         service = RouterService(made, ServingConfig())
@@ -102,11 +106,14 @@ class History:
             "hold_seconds": rng.choice((0.0, 3.0)), "policy": rng.choice(tuple(POLICIES)),
             "hedge_share": rng.choice((0.0, 0.5)), "resume": rng.random() < 0.8,
             "weights": rng.choice(("any", "any", "one")), "kv_key_file": rng.choice((None, self.key_file)),
+            "prefill_over": 50, "prefill_timeout": 5.0,
         }  # fmt: skip
         key = KEY if self.options["kv_key_file"] else b""
         for number in range(rng.randrange(1, 4)):
             name = f"s{number}"
             self.loop.places[name] = Place(name, key, random.Random(rng.random()), "w1")
+        if key and rng.random() < 0.5:  # one that computes prompts for the others
+            self.loop.places["p"] = Place("p", key, random.Random(rng.random()), "w1")
         self.backends, self.service = self._router()
         self.retired: list[tuple[Backends, RouterService]] = []
         self.running: list[asyncio.Task[None]] = []
@@ -303,7 +310,8 @@ class History:
         metrics = context.metrics
         self.seen.update(
             {"resumed": metrics.resumed, "by ids": metrics.resumed_by_ids, "hedged": metrics.hedged,
-             "retried": metrics.retried}
+             "retried": metrics.retried, "divided": context.dividing.divided,
+             **{f"fallback {why}": count for why, count in context.dividing.fallbacks.items()}}
         )  # fmt: skip
 
 
@@ -327,9 +335,10 @@ def histories(seeds: range, key_file: str) -> Counter[str]:
 
 def test_random_histories(key_file: str) -> None:
     seen = histories(range(200), key_file)
-    assert min(seen[name] for name in ("done", "answered", "cut off", "resumed", "by ids", "retried")) > 0, (
-        seen
-    )
+    assert (
+        min(seen[name] for name in ("done", "answered", "cut off", "resumed", "by ids", "retried", "divided"))
+        > 0
+    ), seen
     assert all(seen[name] for name in EVENTS), seen
 
 
@@ -384,8 +393,23 @@ def look_complete(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Delivering, "_cut_off", cut_off)
 
 
+def pass_on_what_is_of_the_ticket(patch: pytest.MonkeyPatch) -> None:
+    """A client gets the refusal of a ticket that it knows nothing of."""
+    patch.setattr("quire.router.asking_servers._OF_TICKET", frozenset())
+
+
 @pytest.mark.parametrize(
-    "break_it", [glue, believe, wait_for_ever, keep_all, hold_all, pass_parts, look_complete]
+    "break_it",
+    [
+        pass_on_what_is_of_the_ticket,
+        glue,
+        believe,
+        wait_for_ever,
+        keep_all,
+        hold_all,
+        pass_parts,
+        look_complete,
+    ],
 )
 def test_what_is_broken_is_caught(
     key_file: str, break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
