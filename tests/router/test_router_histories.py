@@ -334,7 +334,7 @@ def histories(seeds: range, key_file: str) -> Counter[str]:
 
 
 def test_random_histories(key_file: str) -> None:
-    seen = histories(range(200), key_file)
+    seen = histories(range(150), key_file)
     assert (
         min(seen[name] for name in ("done", "answered", "cut off", "resumed", "by ids", "retried", "divided"))
         > 0
@@ -399,24 +399,19 @@ def pass_on_what_is_of_the_ticket(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "break_it",
+    ("break_it", "seed"),
     [
-        pass_on_what_is_of_the_ticket,
-        glue,
-        believe,
-        wait_for_ever,
-        keep_all,
-        hold_all,
-        pass_parts,
-        look_complete,
+        (pass_on_what_is_of_the_ticket, 28), (glue, 1), (believe, 17), (wait_for_ever, 95), (keep_all, 0),
+        (hold_all, 0), (pass_parts, 9), (look_complete, 6),
     ],
-)
+)  # fmt: skip
 def test_what_is_broken_is_caught(
-    key_file: str, break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    key_file: str, break_it: Callable[[pytest.MonkeyPatch], None], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The seed is that of a history that showed it once; a later one may be the first now."""
     break_it(monkeypatch)
     with pytest.raises((AssertionError, ValueError)):
-        histories(range(2000), key_file)  # up to the first that shows it
+        histories(range(seed, seed + 2000), key_file)
 
 
 @pytest.mark.chaos
