@@ -276,10 +276,9 @@ class StreamPieces(FromServer):
             waiting = asyncio.create_task(self._pieces.get())
             try:
                 await asyncio.wait((request, waiting), return_when=asyncio.FIRST_COMPLETED)
-                came = waiting.done()
             finally:
-                waiting.cancel()
-            if not came:
+                waiting.cancel()  # also if nobody waits for more
+            if not waiting.done():
                 continue
             piece = waiting.result()
             self._size -= len(piece)
