@@ -39,7 +39,7 @@ StepTime = Callable[[Sequence[float]], float]
 
 
 def _summed(costs: Sequence[float], features: Sequence[float]) -> float:
-    return sum(map(mul, features, costs))
+    return float(sum(map(mul, features, costs)))
 
 
 def _scattered(share: float, seed: int) -> StepFactor:
