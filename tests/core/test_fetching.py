@@ -41,6 +41,8 @@ class Kept:
     def copy_seconds(self, name: Name) -> float:
         return self.seconds
 
+    work_seconds = copy_seconds
+
 
 def make(tier: Kept, **changes: Any) -> Scheduler:
     values: dict[str, Any] = {
