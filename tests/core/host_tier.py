@@ -95,7 +95,7 @@ class HostTier:
                 self.filling[block] = wait - 1, move
                 continue
             del self.filling[block]
-            ended[block] = self.random.random() >= self.losing
+            ended[block] = (move.digest, move.group) in self.contents and self.random.random() >= self.losing
             self.came += ended[block]
             self.lost += not ended[block]
             if ended[block]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import random
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.fake_llm import Behaviour
 from helpers.process import Process, until
+from helpers.raw_server import RawServer
+from helpers.raw_server import stream as raw_stream
 from helpers.routed import routed
 from quire.config.shipped import shipped_models
 from quire.router.resuming import (
@@ -24,6 +29,7 @@ from quire.router.resuming import (
     with_seed,
 )
 from quire.router.routed_request import AskedOfServers, with_field
+from quire.routing.router_policies import ANSWER_TOKEN
 from quire.util.http_client import body_size
 
 REASONING, TEXT = "let me think about it", "The answer is 42, and it stays 42 wherever it comes from. "
@@ -305,6 +311,50 @@ def test_seeds() -> None:
     drawn = json.loads(made)
     assert drawn["stream"] is True
     assert 0 <= drawn["seed"] < 2**31
+
+
+def test_events_may_end_with_either_end_of_lines() -> None:
+    """A stream of some servers has CRLF: it is passed on as it is, and goes on elsewhere."""
+    behaviour = Behaviour(ttft=0.0, itl=0.0, crlf=True)
+    lost = Behaviour(ttft=0.0, itl=0.0, crlf=True, cut={1})
+    with routed(lost, behaviour, policy="round-robin") as router:
+        whole = router.chat("hello", stream=True, tokens=6).text
+        assert (whole.count(" word"), whole.endswith("data: [DONE]\r\n\r\n")) == (6, True)
+        assert router.chat("hello", stream=True).text.count(" word") == 4
+        assert router.chat("hello", stream=True, tokens=6).text.count(" word") == 6
+        until(lambda: router.service.context.metrics.resumed == 1)
+    said = b"data: {}\n\n", b"data: [DONE]\n"
+    with (
+        contextlib.closing(RawServer(raw_stream(*said))) as server,
+        routed(urls=[server.url, "http://127.0.0.1:9"]) as router,
+    ):
+        assert router.chat("hello", stream=True).body == b"".join(said), (
+            "nothing is left, though no end of it came"
+        )
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_prompt_that_is_sent_again_is_work_until_its_answer_begins(begins: bool) -> None:
+    """Afterwards the answer is what is left to do, as with any request."""
+    second = Behaviour(ttft=0.0 if begins else 600.0, itl=0.01)
+    with routed(Behaviour(ttft=0.0, itl=0.0, cut={0}), second, policy="round-robin") as router:
+        body = {"messages": [{"role": "user", "content": "x" * 4000}], "max_tokens": 10**5, "stream": True}
+        text, other, left = json.dumps(body).encode(), router.backends.all[1], ANSWER_TOKEN * 128.0
+        with socket.create_connection(("127.0.0.1", router.port)) as client, client.makefile("rb") as answer:
+            head = (
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            )
+            client.sendall(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(text), text))
+            for _ in range(4 if begins else 2):  # two come from the first server
+                while b" word" not in answer.readline():
+                    pass
+            if begins:
+                assert router.do(lambda: (other.waiting, other.work)) == (0.0, left)
+            else:
+                until(lambda: router.do(lambda: other.waiting) > 1000.0)
+                assert router.do(lambda: other.work - other.waiting) == left
+        until(lambda: other.requests == 0)
+        assert router.do(lambda: (other.waiting, other.work)) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

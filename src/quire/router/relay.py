@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
+from quire.router.resuming import EVENT_ENDS, complete_events
 from quire.routing.continued import STREAM, OutputIds
 from quire.routing.settled_weights import VERSION
 from quire.routing.tickets import TICKET
@@ -18,7 +19,7 @@ WHOLE_BYTES = 2**20  # an answer of a known length up to this is sent when it is
 _AHEAD_BYTES = 256 * 1024  # of a stream, kept while its client does not read
 _ENDS = 4096  # bytes at the beginning, and of each of the last parts, that are looked at
 _LAST = 16  # parts
-_EVENT_END = b"\n\n"
+_EVENT_BYTES = 16 * 2**20  # of a stream, until an event is complete
 _HOP = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
     "upgrade", "content-length", "date", "server", "x-request-id", "request-id", "x-content-type-options",
@@ -92,7 +93,8 @@ class Relay(FromServer):
         self.is_stream = headers.get("content-type", "").startswith("text/event-stream")
         self.mark = headers.get(STREAM, "") if status == 200 and self.is_stream else ""
         length = headers.get("content-length", "")
-        self.is_whole = length.isdigit() and int(length) <= WHOLE_BYTES
+        whole = length.isdigit() and int(length) <= WHOLE_BYTES
+        self.is_whole = whole and not (self.is_stream and status == 200)
         self._tell()
 
     def data(self, chunk: bytes, at: float) -> None:
@@ -102,9 +104,9 @@ class Relay(FromServer):
             self.seen.takes(chunk)
         if not self.beginning:
             self.beginning = chunk[:_ENDS]
-        if not self.is_stream or (keep is None and not self.mark):
+        if not self.is_stream:
             self._last.append(chunk[-_ENDS:])
-        elif keep and not (self.mark or self._part) and chunk.endswith(_EVENT_END) and keep(len(chunk)):
+        elif keep and not (self.mark or self._part) and chunk.endswith(EVENT_ENDS) and keep(len(chunk)):
             self.sent_bytes += len(chunk)  # as `add`: most parts are one event
             self.sent.append(chunk)
         elif not (chunk := self._whole_events(chunk)):
@@ -125,18 +127,18 @@ class Relay(FromServer):
             self._pause()
 
     def _whole_events(self, chunk: bytes) -> bytes:
-        """What may be sent: complete events, which are kept as long as there is memory."""
-        if self._part or not chunk.endswith(_EVENT_END):
-            whole, found, self._part = (self._part + chunk).rpartition(_EVENT_END)
-            chunk = whole + found
+        """What may be sent: complete events, so that an error can follow whatever comes, which are kept as long as
+        there is memory. Raises ClientError for one that is too long."""
+        if self._part or not chunk.endswith(EVENT_ENDS):
+            chunk, self._part = complete_events(self._part + chunk)
+            if len(self._part) > _EVENT_BYTES:
+                raise ClientError("bad answer: an event without end")
         if self.mark and chunk:
             known = self.ids.size
             chunk = (self.ids if self.is_kept else OutputIds()).take(chunk)
             self._count(self.ids.size - known)
         if chunk:
             self.add(chunk)
-            if self._keep is None and not self.mark:
-                chunk, self._part = chunk + self._part, b""
         return chunk
 
     def add(self, data: bytes) -> None:
@@ -233,6 +235,8 @@ class Relay(FromServer):
             else:
                 await self._wait()
         request.result()
+        if self._part:  # its last event has no end
+            await self._exchange.write(self._part)
 
     async def _send_kept(self) -> None:
         while self._kept:
@@ -270,9 +274,11 @@ class StreamPieces(FromServer):
         """The parts of the stream until `request` ends. Raises ClientError if it fails."""
         while not request.done() or not self._pieces.empty():
             waiting = asyncio.create_task(self._pieces.get())
-            await asyncio.wait((request, waiting), return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait((request, waiting), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()  # also if nobody waits for more
             if not waiting.done():
-                waiting.cancel()
                 continue
             piece = waiting.result()
             self._size -= len(piece)

@@ -32,6 +32,7 @@ _SCORES = (
     "text_offset",
 )  # lists with an entry for each token
 _END = b"\n\n"
+EVENT_ENDS = (_END, b"\n\r\n")  # an empty line, with either end of lines
 _DATA = b"data: "
 _DONE = b"[DONE]"
 _SEEDS = 2**31
@@ -65,12 +66,17 @@ def with_seed(body: SentBody, asked: AskedOfServers) -> SentBody:
     return with_field(body, "seed", b"%d" % secrets.randbelow(_SEEDS), replaces=asked.seed is None)
 
 
+def complete_events(data: bytes) -> tuple[bytes, bytes]:
+    """The complete server-sent events at the beginning, and what is left."""
+    end = max((data.rindex(end) + len(end) for end in EVENT_ENDS if end in data), default=0)
+    return data[:end], data[end:]
+
+
 def events_of(data: bytes) -> Iterator[bytes]:
     """The payloads of server-sent events; comments and other fields are left out."""
-    for event in data.split(_END):
-        for line in event.split(b"\n"):
-            if line.startswith(_DATA):
-                yield line[len(_DATA) :]
+    for line in data.split(b"\n"):
+        if line.startswith(_DATA):
+            yield line[len(_DATA) :].removesuffix(b"\r")
 
 
 def calls_of(delta: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -211,10 +217,8 @@ class ResumedStream:
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the new stream; returns what the client lacks of them. Raises CannotResumeError."""
-        events, found, self._rest = (self._rest + data).rpartition(_END)
-        if not found:
-            return b""
-        events = self.ids.take(events + found)
+        events, self._rest = complete_events(self._rest + data)
+        events = self.ids.take(events)
         return b"".join(
             _DATA + each + _END for payload in events_of(events) if (each := self._missing(payload))
         )

@@ -21,11 +21,15 @@ import httptools
 from quire.records import dataclass
 from quire.routing.addresses import is_server_url
 from quire.types import QuireError
+from quire.util.keepalive import end_when_gone
 
 Clock = Callable[[], float]
 SentBody = bytes | tuple[bytes | memoryview, ...]  # of a request: whole, or in parts, none of which is copied
 MAX_BODY_BYTES = 64 << 20  # of an answer that is not a stream
 MAX_HEADER_BYTES = 64 << 10
+# A server that was started again while the way to it was cut never says that its connections are gone: the kernel asks
+# after so many seconds without a byte, so often, and so many times.
+_PROBES = 30, 10, 3
 _UNREACHABLE = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT, errno.ECONNRESET))
 
 
@@ -55,6 +59,18 @@ class AnswerSink(Protocol):
 
     def data(self, chunk: bytes, at: float) -> None:
         """Take a part of the body, and the time of the read that brought it."""
+
+
+@dataclass(slots=True)
+class SentRequest:
+    """A request: `sink` takes its answer, `sent` the time at which its first byte is written, and `taken` the
+    connection on which that is; both again if it has to be sent again."""
+
+    head: bytes
+    body: SentBody
+    sink: AnswerSink
+    sent: Callable[[float], None]
+    taken: Callable[[ClientConnection], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,18 +198,19 @@ class ClientConnection(asyncio.Protocol):
         """Whether a request can be sent; the end of a connection is seen a turn of the loop before it is lost."""
         return self.usable and self._transport is not None and not self._transport.is_closing()
 
-    def begin(self, head: bytes, body: SentBody, exchange: AnswerSink, sent: Callable[[float], None]) -> None:
-        """Send a request; `end` has to follow. `sent` gets the time at which the first byte is written. Raises
-        ClientError."""
+    def begin(self, request: SentRequest) -> None:
+        """Send a request; `end` has to follow. Raises ClientError."""
+        request.taken(self)
         self._reset()
         transport = self._transport
         if transport is None or transport.is_closing():
             self.usable = False
             raise ClientError("connection closed without an answer")
-        self._exchange = exchange
+        self._exchange = request.sink
         self._done = asyncio.get_running_loop().create_future()
-        sent(self._clock())
-        transport.writelines((head, body) if isinstance(body, bytes) else (head, *body))
+        request.sent(self._clock())
+        body = request.body
+        transport.writelines((request.head, *((body,) if isinstance(body, bytes) else body)))
 
     async def end(self) -> None:
         """Wait for the end of the answer. Raises ClientError. A failure or cancellation closes the connection."""
@@ -293,51 +310,35 @@ class Client:
         body: SentBody,
         exchange: AnswerSink,
         sent: Callable[[float], None] = lambda _at: None,
-        taken: Callable[[ClientConnection], None] = lambda _connection: None,
     ) -> None:
-        """Send a request with a head of the caller's, and wait for the end of its answer. `taken` gets the connection.
+        """Send a request with a head of the caller's, and wait for the end of its answer.
 
         Raises ClientError if the answer is incomplete, UnreachedError if nothing was sent.
         """
-        begun = self._begin(head, body, exchange, sent, taken)
-        await self._end(begun, head, body, exchange, sent, taken)
+        request = SentRequest(head, body, exchange, sent, lambda _connection: None)
+        await self._end(request, self._begin(request))
 
     def requested(
         self, head: bytes, body: SentBody, exchange: AnswerSink, taken: Callable[[ClientConnection], None]
     ) -> asyncio.Task[None]:
         """The same as a task. Where a connection is kept, the request is sent before the task runs: while streams keep
         the loop busy, that is as much later as all that comes in one turn of it takes."""
-        begun = self._begin(head, body, exchange, _untimed, taken)
-        task = asyncio.create_task(self._end(begun, head, body, exchange, _untimed, taken))
+        request = SentRequest(head, body, exchange, lambda _at: None, taken)
+        begun = self._begin(request)
+        task = asyncio.create_task(self._end(request, begun))
         if begun is not None:  # a task that is cancelled before it runs closes nothing
             task.add_done_callback(lambda ended: begun.abandon() if ended.cancelled() else None)
         return task
 
-    def _begin(
-        self,
-        head: bytes,
-        body: SentBody,
-        exchange: AnswerSink,
-        sent: Callable[[float], None],
-        taken: Callable[[ClientConnection], None],
-    ) -> ClientConnection | None:
+    def _begin(self, request: SentRequest) -> ClientConnection | None:
         """The kept connection on which a request was sent; None without one."""
         connection = self._kept()
         if connection is not None:
-            taken(connection)
-            connection.begin(head, body, exchange, sent)
+            connection.begin(request)
         return connection
 
-    async def _end(
-        self,
-        begun: ClientConnection | None,
-        head: bytes,
-        body: SentBody,
-        exchange: AnswerSink,
-        sent: Callable[[float], None],
-        taken: Callable[[ClientConnection], None],
-    ) -> None:
-        """See request."""
+    async def _end(self, request: SentRequest, begun: ClientConnection | None) -> None:
+        """See request. `begun`: the connection on which it was sent."""
         connection = begun
         if connection is not None:
             try:
@@ -357,8 +358,7 @@ class Client:
                 raise ClientError(
                     str(error), refused=error.refused, silent=error.silent
                 ) from None  # the first may have brought it
-            taken(connection)
-            connection.begin(head, body, exchange, sent)
+            connection.begin(request)
             await connection.end()
         if connection.usable:
             self._idle.append(connection)
@@ -409,6 +409,7 @@ class Client:
                 f"connect: {server.authority}: {why}", refused=refused, silent=silent
             ) from None
         self.opened += 1
+        end_when_gone(transport.get_extra_info("socket"), *_PROBES)
         self._address = (transport.get_extra_info("peername") or (server.host, server.port))[:2]
         return connection
 
@@ -419,10 +420,6 @@ class Client:
             lines += ["content-type: application/json", f"content-length: {length}"]
         lines += [f"{name}: {value}" for name, value in self.server.headers.items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-
-def _untimed(_: float) -> None:
-    """Nobody asks when it was sent."""
 
 
 class Whole:
