@@ -363,9 +363,8 @@ class RadixTree(Generic[V]):
         queued = {id(entry[-1]) for entry in self._heap}
         if len(queued) != len(self._heap):
             raise ValueError("a node waits twice for eviction")
-        count = 0
-        for node in self.nodes():
-            count += 1
+        nodes = list(self.nodes())
+        for node in nodes:
             parent = node.parent
             if parent is None or parent.children.get(node.key) is not node or node.locks < 0:
                 raise ValueError("a node is missing from its parent, or has negative locks")
@@ -375,11 +374,11 @@ class RadixTree(Generic[V]):
                 raise ValueError("the ordered keys of a node are not those of its children")
             if not node.children and not node.locks and not node.queued:
                 raise ValueError("an unlocked leaf can never be evicted")
-        pinned = sum(node.pinned > 0 for node in self.nodes())
+        pinned = sum(node.pinned > 0 for node in nodes)
         if pinned != self.num_pinned:
             raise ValueError(f"{pinned} nodes are pinned but the count says {self.num_pinned}")
-        if count != self._size:
-            raise ValueError(f"{count} nodes are in the tree but the count says {self._size}")
+        if len(nodes) != self._size:
+            raise ValueError(f"{len(nodes)} nodes are in the tree but the count says {self._size}")
         if any(not (root.children or root.locks) for root in self._top.children.values()):
             raise ValueError("an empty namespace was left behind")
 
