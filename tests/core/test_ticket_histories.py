@@ -237,9 +237,9 @@ def test_random_histories() -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", range(20))
 def test_a_hundred_thousand_histories(part: int) -> None:
-    histories(range(10_000 * part, 10_000 * (part + 1)))
+    histories(range(5_000 * part, 5_000 * (part + 1)))
 
 
 def wait_for_ever(patch: pytest.MonkeyPatch) -> None:

@@ -415,6 +415,6 @@ def test_what_is_broken_is_caught(
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", range(20))
 def test_a_hundred_thousand_histories(key_file: str, part: int) -> None:
-    histories(range(10_000 * part, 10_000 * (part + 1)), key_file)
+    histories(range(5_000 * part, 5_000 * (part + 1)), key_file)
