@@ -16,13 +16,12 @@ import argparse
 import itertools
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.simulated import load, load_rate, record, server
+from benchmarks.simulated import SLICES, Turns, load, load_rate, record, record_in_turns, server
 
 from quire.bench.request_metrics import Summary, summarize
 from quire.bench.simulated_arrivals import RecordedLoad, load_of_log
@@ -37,7 +36,6 @@ BASE = ("--max-num-seqs", "16", "--max-num-batched-tokens", "512")
 OBJECTIVES = ("ttft:500", "tpot:50")
 _LIKE_REQUESTS = 60  # on a server whose steps cost something else
 _SIMULATIONS = 24  # of a search
-_SLICES = 6
 _LEAST = 8  # requests of a slice
 _READ_NS = 300_000_000  # at most between two readings of CPU times without a pause
 _RATES = ("request_rate", "output_token_rate", "goodput")
@@ -97,21 +95,17 @@ def trial(name: str, seconds: float, words: Sequence[str], folder: Path) -> None
         record(change.kind, rate, max(_LEAST, int(rate * seconds)), before, folder / "first.qlog")
         change = _tuned(change, load_of_log(read_log(folder / "first.qlog")))
     after = [*before, *change.words]
-    each = [("was", before, change.kind, rate), ("changed", after, change.kind, rate * change.rate)]
-    each += [("again", before, change.kind, rate)]
+    count, kind = max(_LEAST, int(rate * seconds) // SLICES), change.kind
+    each = [
+        Turns(folder / "again.qlog", before, kind, rate, count),
+        Turns(folder / "changed.qlog", after, kind, rate * change.rate, count),
+        Turns(folder / "was.qlog", before, kind, rate, count),
+    ]
     if change.like:
-        each += [("like", after, change.kind, rate / 2)]
-    count = max(_LEAST, int(rate * seconds) // _SLICES)
-    with ExitStack() as stack:
-        urls = [stack.enter_context(server(folder / f"{log}.qlog", words)) for log, words, *_ in each]
-        for number in range(_SLICES):
-            turns = list(zip(urls, each, strict=True))
-            for url, (log, _, kind, speed) in turns if number % 2 else reversed(turns):
-                some = max(1, _LIKE_REQUESTS // _SLICES) if log == "like" else count
-                seed = number + _SLICES if log == "like" else number
-                load(url, kind, speed, some, "--seed", str(seed))
+        each.insert(0, Turns(folder / "like.qlog", after, kind, rate / 2, _LIKE_REQUESTS // SLICES, SLICES))
+    record_in_turns(each)
     found = {"change": name, "words": change.words, "settings": change.settings, "objectives": change.objectives,
-             "kind": change.kind, "rate": rate, "requests": _SLICES * count}  # fmt: skip
+             "kind": change.kind, "rate": rate, "requests": SLICES * count}  # fmt: skip
     (folder / "trial.json").write_text(json.dumps(found))
 
 

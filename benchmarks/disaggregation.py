@@ -5,9 +5,11 @@
 
 Both pairs of servers have one thread each, stay loaded behind a `quire router` of their own, and work in turns, each
 time with and without prompts. So does a third pair, whose prompts go to a server that shares nothing with the one for
-answers: what they cost the answers there, the machine costs, and no way to serve can have less. Streams are answers of
-1,900 tokens, one after the other; a burst is of prompts of some 1,600 tokens that nobody has seen. Clients, routers and
-the kv-server share the cores with the servers.
+answers: what they cost the answers there, the machine costs, and no way to serve can have less. The fourth time each
+of these prompts is then followed by one as long that the server for answers has cached: who divides prompts and answers
+has at least the steps of these answers beside the others. Streams are answers of 1,900 tokens, one after the other; a
+burst is of prompts of some 1,600 tokens that nobody has seen. Clients, routers and the kv-server share the cores with
+the servers.
 
 With --transfer: blocks to a kv-server in another process and back, beside a bare socket to and from another process
 with the same blocks, which are read into one place, all over loopback in turns. The server is full, as one is that runs
@@ -41,7 +43,12 @@ from quire.worker.kept_blocks import KeptBlocks
 from quire.worker.remote_tier import RemoteTier
 
 OPTIONS = ("--port", "0", "--threads", "1", "--memory", "700MiB", "--max-model-len", "2048")
-SETUPS = ("two servers that do all", "prompts and answers apart", "nothing shared but the machine")
+SETUPS = (
+    "two servers that do all",
+    "prompts and answers apart",
+    "nothing shared but the machine",
+    "nothing shared, answers of cached prompts beside",
+)
 _ROOMS = " ".join(f"Room {n} is painted in colour {n * 7 % 12}." for n in range(122))
 
 
@@ -89,9 +96,10 @@ async def stream(port: int, body: dict[str, Any], until: float) -> list[float]:
 
 
 async def phase(
-    ports: tuple[int, int], args: argparse.Namespace, number: int, *, bursts: bool
+    ports: tuple[int, int], args: argparse.Namespace, number: int, *, bursts: bool, cached: bool
 ) -> tuple[list[float], list[float]]:
-    """Gaps between tokens, and times to the first token of the prompts, in seconds."""
+    """Gaps between tokens, and times to the first token of the prompts, in seconds. `cached`: with answers of prompts
+    that are cached, from the second phase on."""
     port, for_prompts = ports
     gaps: list[float] = []
     firsts: list[float] = []
@@ -104,10 +112,15 @@ async def phase(
             gaps.extend(after - before for before, after in itertools.pairwise(times))
 
     async def prompt(which: int) -> None:
-        said = {"role": "user", "content": f"{number} {which} {bursts}. {_ROOMS}"}
+        async def ask(at: int, first: str) -> list[float]:
+            said = {"role": "user", "content": f"{first}. {_ROOMS}"}
+            return await stream(at, {"messages": [said], "max_tokens": 4}, began + 60)
+
         began = time.perf_counter()
-        times = await stream(for_prompts, {"messages": [said], "max_tokens": 4}, began + 60)
+        times = await ask(for_prompts, f"{number} {which} {bursts} {cached}")
         firsts.append(times[0] - began)
+        if cached:
+            await ask(port, f"The same {which % args.burst}")
 
     async def prompts() -> None:
         which, tasks = 0, []
@@ -128,12 +141,15 @@ def compare(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         key = Path(folder) / "key"
         key.write_text("a key of a benchmark on this machine alone")
-        ports = {name: stack.enter_context(setup(name, args.model, key)) for name in SETUPS}
+        ports = {name: stack.enter_context(setup(name, args.model, key)) for name in SETUPS[:3]}
+        ports[SETUPS[3]] = ports[SETUPS[2]]
         time.sleep(3.0)
         for number in range(-1, args.rounds):  # the first warms up
             for name in SETUPS if number % 2 else SETUPS[::-1]:
                 for bursts in (False, True):
-                    gaps, firsts = asyncio.run(phase(ports[name], args, number, bursts=bursts))
+                    gaps, firsts = asyncio.run(
+                        phase(ports[name], args, number, bursts=bursts, cached=name == SETUPS[3])
+                    )
                     row = (
                         statistics.median(gaps), statistics.quantiles(gaps, n=100)[98],
                         statistics.median(firsts) if firsts else 0.0, len(gaps),

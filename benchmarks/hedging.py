@@ -14,7 +14,8 @@ import asyncio
 import json
 import random
 import time
-from typing import Any
+
+from benchmarks.bare_server import BareConnection
 
 from quire.bench.statistics import percentile
 from quire.config.routing import RouterConfig
@@ -26,43 +27,30 @@ from quire.util.http_client import Client, Whole, target
 
 RATE, STUCK, STUCK_SECONDS = 20.0, 1 / 40, 1.0
 SHARES = (0.0, 0.02, 0.05, 0.1)
-MODELS = b'{"object":"list","data":[{"id":"m"}]}'
 EVENT = (
     b'data: {"choices":[{"index":0,"delta":{"content":" word"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
 )
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
 
 
-class SlowServer(asyncio.Protocol):
+class SlowServer(BareConnection):
     """A connection of a server whose answers begin at times that `draw` gives."""
 
     served = 0
 
     def __init__(self, draw: random.Random) -> None:
-        self._draw, self._rest = draw, b""
+        self._draw = draw
         self._waiting: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
 
-    def data_received(self, data: bytes) -> None:
-        self._rest += data
-        head, found, body = self._rest.partition(b"\r\n\r\n")
-        sizes = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-        if not found or len(body) < (int(sizes[0].partition(b":")[2]) if sizes else 0):
-            return
-        self._rest = b""
-        if not head.startswith(b"POST"):
-            self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(MODELS) + MODELS)
-            return
+    def posted(self, body: bytes) -> None:
         SlowServer.served += 1
         wait = self._draw.uniform(0.02, 0.03) + STUCK_SECONDS * (self._draw.random() < STUCK)
         answer = HEAD % len(EVENT) + EVENT
-        self._waiting = asyncio.get_running_loop().call_later(wait, self._transport.write, answer)
+        self._waiting = asyncio.get_running_loop().call_later(wait, self.transport.write, answer)
 
 
 async def run(share: float, requests: int) -> tuple[list[float], float]:

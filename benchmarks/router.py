@@ -29,33 +29,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+from benchmarks.bare_server import BareConnection
+
 EVENT = b"data: " + json.dumps({"id": "chatcmpl-0", "object": "chat.completion.chunk", "created": 1, "model": "m",
                                 "choices": [{"index": 0, "delta": {"content": " word"}, "finish_reason": None}],
                                 "x": "." * 60}).encode() + b"\n\n"  # fmt: skip
 CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-MODELS = b'{"object":"list","data":[{"id":"m"}]}'
 
 
-class Answering(asyncio.Protocol):
-    """A connection of a server: a stream for a POST, the list of models for anything else."""
+class Answering(BareConnection):
+    """A connection of a server of streams."""
 
     streams: ClassVar[dict[Answering, int]] = {}
 
-    def connection_made(self, transport: Any) -> None:
-        self.transport, self.rest = transport, b""
-
-    def data_received(self, data: bytes) -> None:
-        self.rest += data
-        head, found, body = self.rest.partition(b"\r\n\r\n")
-        lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-        length = int(lengths[0].partition(b":")[2]) if lengths else 0
-        if not found or len(body) < length:
-            return
-        self.rest = b""
-        if not head.startswith(b"POST"):
-            self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(MODELS), MODELS))
-            return
+    def posted(self, body: bytes) -> None:
         self.transport.write(HEAD + CHUNK)
         asked = json.loads(body)  # SGLang's router gives the number its newer name
         self.streams[self] = (asked.get("max_tokens") or asked["max_completion_tokens"]) - 1

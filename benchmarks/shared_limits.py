@@ -21,7 +21,8 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+
+from benchmarks.bare_server import BareConnection
 
 from quire.bench.statistics import percentile
 from quire.config.tenants import key_digest
@@ -30,24 +31,14 @@ from quire.util.http_client import Client, Whole, target
 ROUTERS = 3
 KEY = "qk-benchmark-0123456789012345"
 CHAT = b'{"model":"m","messages":[{"role":"user","content":"hello"}],"max_tokens":4}'
-MODELS = b'{"object":"list","data":[{"id":"m"}]}'
 ANSWER = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"hello"},"finish_reason":"stop"}]}'
 
 
-class AtOnce(asyncio.Protocol):
+class AtOnce(BareConnection):
     """A connection of a server that answers at once."""
 
-    def connection_made(self, transport: Any) -> None:
-        self._transport, self._rest = transport, b""
-
-    def data_received(self, data: bytes) -> None:
-        self._rest += data
-        head, found, body = self._rest.partition(b"\r\n\r\n")
-        sizes = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-        if found and len(body) >= (int(sizes[0].partition(b":")[2]) if sizes else 0):
-            self._rest, made = b"", ANSWER if head.startswith(b"POST") else MODELS
-            kind = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-            self._transport.write(kind % len(made) + made)
+    def posted(self, body: bytes) -> None:
+        self.answer(ANSWER)
 
 
 def free_port() -> int:

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.bench.fitted_steps import fit_steps, timed_steps
 from quire.bench.request_metrics import summarize
@@ -52,7 +52,7 @@ OBJECTIVES = ("ttft:200", "tpot:20")
 _ALL_AT_ONCE = 48  # requests
 _LEAST = 20  # requests of a trial
 _KEPT = 0.9  # of the requests, up to the knee
-_SLICES = 6  # of the requests of each rate, where servers take turns
+SLICES = 6  # of the requests of each server, where these take turns
 _KNEE_SHARES = (0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3)
 _SEEDS = (1, 2, 3)  # of simulations with the deviations of another log
 _SHOWN = tuple(name for name in FIGURES if name.startswith(("ttft", "tpot", "e2el", "goodput")))
@@ -114,13 +114,25 @@ def load(url: str, kind: str, rate: float, requests: int, *words: str) -> dict[s
     return found
 
 
-def record_in_turns(kind: str, logs: Mapping[float, Path], requests: int, words: list[str]) -> None:
-    """Serve a load at rising rates, each of which has a log."""
+class Turns(NamedTuple):
+    """A server with a log, and its load: `requests` of a slice, the first one drawn with `seed`."""
+
+    log: Path
+    words: list[str]
+    kind: str
+    rate: float
+    requests: int
+    seed: int = 0
+
+
+def record_in_turns(each: Sequence[Turns]) -> None:
+    """Serve loads slice by slice, forwards and backwards in turns, so that all meet the machine of the same minutes."""
     with ExitStack() as stack:
-        urls = {rate: stack.enter_context(server(log, words)) for rate, log in logs.items()}
-        for number in range(_SLICES):
-            for rate in sorted(urls, reverse=number % 2 > 0):
-                load(urls[rate], kind, rate, requests // _SLICES, "--seed", str(number))
+        turns = [(stack.enter_context(server(one.log, one.words)), one) for one in each]
+        for number in range(SLICES):
+            for url, one in turns:
+                load(url, one.kind, one.rate, one.requests, "--seed", str(one.seed + number))
+            turns.reverse()
 
 
 def record(kind: str, rate: float, requests: int, words: list[str], log: Path) -> None:
@@ -271,8 +283,9 @@ def main() -> None:
             old.unlink()
         rates = [share * most for share in args.shares or (_KNEE_SHARES if args.knee else SHARES)]
         if args.knee:
-            logs = {rate: args.folder / f"knee {kind}-{rate:06.2f}.qlog" for rate in rates}
-            record_in_turns(kind, logs, args.requests, args.serve)
+            places = {rate: args.folder / f"knee {kind}-{rate:06.2f}.qlog" for rate in rates}
+            slices = args.requests // SLICES
+            record_in_turns([Turns(log, args.serve, kind, rate, slices) for rate, log in places.items()])
             continue
         for rate in rates:
             log = args.folder / f"{kind}-{rate:06.2f}.qlog"

@@ -3,12 +3,23 @@
 import gc
 import os
 import resource
+import sys
+import unittest.mock
 
 import hypothesis
 import pytest
 
+from helpers.processors import keep_to_a_share
+
 # torch works on tiny models here and several test processes share the cores: more threads only wait.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Containers often ask for no bytecode to be kept. Each of some hundred servers that tests start would then compile all
+# of Quire again, which takes longer than the rest of its start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+keep_to_a_share()
 
 # The same examples in every run, and no verdict of a clock: neither on an example nor on what draws it.
 hypothesis.settings.register_profile(
@@ -25,9 +36,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown() -> None:
-    """A command that a test runs here excludes what exists from garbage collection, also garbage of earlier tests."""
-    gc.unfreeze()
+def pytest_collection_finish() -> None:
+    """What all tests and their imports are is no garbage: a collection, of which there are many, need not look at it.
+    A command that a test runs here would exclude what exists then, also garbage of earlier tests.
+    """
+    gc.collect()
+    gc.freeze()
+    unittest.mock.patch.object(gc, "freeze").start()
 
 
 @pytest.hookimpl(optionalhook=True)

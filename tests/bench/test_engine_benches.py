@@ -61,6 +61,11 @@ def test_all_at_once_fills_the_slots(engine: BenchEngine) -> None:
     assert max(len(step.rows) for step in run.steps) == 4
 
 
+def test_the_first_request_may_be_ahead_of_the_others(engine: BenchEngine) -> None:
+    run = engine.run(Prompts(500, 2).make(3, 5), [8, 2, 2], ahead=3)
+    assert [len(step.rows) for step in run.steps[:4]] == [1, 1, 1, 3]
+
+
 def test_steps_are_of_the_kind_that_their_rows_are() -> None:
     kinds = [
         EngineStep(rows, 1, {}).kind

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from helpers.fake_llm import Behaviour, FakeLLM
+from helpers.virtual_time import VirtualLoop, run
 from quire.bench.arrivals import arrivals
 from quire.bench.endpoints import Endpoint, RequestOptions, endpoint
 from quire.bench.load_generator import LoadRun
@@ -15,7 +16,7 @@ from quire.bench.sender import HttpSender
 from quire.bench.timeline import RequestRecord
 from quire.bench.workloads import Piece, Session, Speller, Turn
 
-from .virtual import MemoryClient, VirtualLoop, run
+from .virtual import MemoryClient
 
 WAYS = [
     ("openai", "chat"), ("vllm", "completions"), ("quire", "chat"), ("llama-server", "native"),

@@ -1,45 +1,13 @@
-"""Time that passes only when nothing else is to do: waits cost nothing and every duration is exact."""
+"""The benchmark's client with a server in memory, on a virtual clock."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from helpers.fake_llm import FakeLLM
+from helpers.virtual_time import VirtualLoop
 from quire.util.http_client import Client, ClientConnection, target
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-        real = self._selector  # type: ignore[attr-defined]
-        select = real.select
-
-        def jump(timeout: float | None = None) -> Any:
-            events = select(0)
-            if not events:
-                if timeout is None:
-                    raise RuntimeError("nothing left to happen")
-                self.now += timeout
-            return events
-
-        real.select = jump
-
-    def time(self) -> float:
-        return self.now
-
-
-def run(work: Callable[[VirtualLoop], Awaitable[Any]]) -> Any:
-    """Run a coroutine function on a virtual loop."""
-    loop = VirtualLoop()
-    try:
-        return loop.run_until_complete(work(loop))  # type: ignore[arg-type]
-    finally:
-        loop.close()
 
 
 class Pipe(asyncio.Transport):

@@ -334,6 +334,25 @@ def test_a_server_that_hangs_is_started_again(tmp_path: Path) -> None:
         assert ask_a_sum(now["router"]["url"])[0] == 200
 
 
+@pytest.mark.chaos
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_router_that_is_lost_is_started_again(tmp_path: Path, number: signal.Signals) -> None:
+    """At its address, with the servers that there are: none of them is concerned, and the answers are the same."""
+    with up(tmp_path, "hung-seconds = 5\n" + TWO) as file:
+        before = parts(file)
+        url = before["router"]["url"]
+        said = ask_a_sum(url)
+        assert said[0] == 200
+        os.kill(before["router"]["pid"], number)
+        until(lambda: parts(file)["router"]["restarts"] == 1 and parts(file)["router"]["state"] == "up")
+        assert parts(file)["router"]["url"] == url
+        until(lambda: backends(url) == ["serve-1", "serve-2"])
+        assert ask_a_sum(url) == said
+        assert {name: each["pid"] for name, each in parts(file).items() if name != "router"} == {
+            name: each["pid"] for name, each in before.items() if name != "router"
+        }
+
+
 def test_a_stack_ends_while_a_server_starts(tmp_path: Path) -> None:
     with up(tmp_path, NONE) as file, ThreadPoolExecutor() as clients:
         found = told(tmp_path)

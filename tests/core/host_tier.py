@@ -75,6 +75,8 @@ class HostTier:
     def copy_seconds(self, name: Name) -> float:
         return 0.0
 
+    work_seconds = copy_seconds
+
     def move(self, cells: dict[tuple[int, int], Cell], moves: list[Move]) -> dict[int, bool]:
         """One step: returns the moves that have ended, of earlier steps and of `moves`."""
         ended = {}
@@ -93,7 +95,7 @@ class HostTier:
                 self.filling[block] = wait - 1, move
                 continue
             del self.filling[block]
-            ended[block] = self.random.random() >= self.losing
+            ended[block] = (move.digest, move.group) in self.contents and self.random.random() >= self.losing
             self.came += ended[block]
             self.lost += not ended[block]
             if ended[block]:

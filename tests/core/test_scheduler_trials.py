@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -141,9 +142,16 @@ def test_any_life_keeps_every_promise(
         event(f"blocks fetched: {tier.came > 0}")
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32))
 def test_two_steps_in_flight_end_in_the_same_state_as_one(seed: int) -> None:
+    event(f"wasted rows: {compare_flights(seed).scheduler.wasted_rows > 0}")
+
+
+@pytest.mark.scheduling
+@settings(max_examples=300)
+@given(seed=st.integers(0, 2**32))
+def test_three_hundred_times_two_steps_in_flight_end_in_the_same_state_as_one(seed: int) -> None:
     event(f"wasted rows: {compare_flights(seed).scheduler.wasted_rows > 0}")
 
 
@@ -268,10 +276,21 @@ def crowded_life(seed: int, **changes: Any) -> Driver:
     return driver
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32))
 def test_a_crowded_life_keeps_every_promise(seed: int) -> None:
-    driver = crowded_life(seed)
+    see(crowded_life(seed))
+
+
+@pytest.mark.scheduling
+@settings(max_examples=1000)
+@given(seed=st.integers(0, 2**32))
+def test_a_thousand_crowded_lives_keep_every_promise(seed: int) -> None:
+    see(crowded_life(seed))
+
+
+def see(driver: Driver) -> None:
+    """What the life had, for `--hypothesis-show-statistics`."""
     event(f"states: {any(isinstance(group, StateGroup) for group in driver.config.groups)}")
     event(f"preemptions: {'none' if not driver.scheduler.num_preemptions else 'some'}")
     event(f"wasted rows: {driver.scheduler.wasted_rows > 0}")

@@ -60,26 +60,33 @@ def test_draws_stay_in_range_and_cover_it() -> None:
     assert {draw.weighted((("a", 1.0), ("b", 0.0), ("c", 2.0))) for _ in range(200)} == {"a", "c"}
 
 
+# How many conversations are looked at, of the most that a test has; all of them behind the marker.
+shares = pytest.mark.parametrize("share", [0.3, pytest.param(1.0, marks=pytest.mark.model)])
+
+
+@shares
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_every_key_lies_in_its_own_split(domain: str) -> None:
+def test_every_key_lies_in_its_own_split(domain: str, share: float) -> None:
     for split in Split:
-        made = of_domain(domain, 2, split, 60)
+        made = of_domain(domain, 2, split, int(share * 60))
         assert all(split_of(key) is split for c in made for key in c.keys)
         assert all(c.keys for c in made)
 
 
-def test_no_combination_and_no_graded_prompt_is_in_both_splits() -> None:
-    train = list(islice(stream(1, Split.TRAIN), 3000))
-    held = [c for domain in DOMAINS for c in of_domain(domain, 1000, Split.EVAL, 80)]
+@shares
+def test_no_combination_and_no_graded_prompt_is_in_both_splits(share: float) -> None:
+    train = list(islice(stream(1, Split.TRAIN), int(share * 3000)))
+    held = [c for domain in DOMAINS for c in of_domain(domain, 1000, Split.EVAL, int(share * 80))]
     assert not {k for c in train for k in c.keys} & {k for c in held for k in c.keys}
     seen = {(i.prompt, i.expected) for i in items_of(train)}
     assert not seen & {(i.prompt, i.expected) for i in items_of(held)}
 
 
+@shares
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_the_generator_passes_its_own_checks(domain: str) -> None:
-    items = [i for split in Split for i in items_of(of_domain(domain, 6, split, 150))]
-    assert len(items) > 100
+def test_the_generator_passes_its_own_checks(domain: str, share: float) -> None:
+    items = [i for split in Split for i in items_of(of_domain(domain, 6, split, int(share * 150)))]
+    assert len(items) > share * 100
     for item in items:
         assert grade(item.check, item.expected).right, item
         assert not grade(item.check, "QzZ").right or item.check.kind == "tool_call"

@@ -23,8 +23,10 @@ def _costs_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PassCosts, "of", lambda self, tokens, unit: 0.01)
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("method", ["draft_model", "self"])
+@pytest.mark.parametrize(
+    ("form", "method"),  # the whole product is in tests/speculate/test_matrix.py
+    [*((form, "draft_model") for form in FORMATS), ("bfloat16, sliding windows", "self")],
+)
 def test_every_bit_is_that_without(checkpoint: Folder, form: str, method: str) -> None:
     name, formats = FORMATS[form]
     common = {"max_model_len": LENGTH, "progress": False, **formats}

@@ -14,6 +14,7 @@ from helpers.process import until
 from helpers.redis_servers import redis_server
 from helpers.tokenizers import Folder
 from quire import LLM, SamplingParams
+from quire._native import supported_isas
 from quire.config.kv_tiers import KvTiers, parse_tiers
 from quire.config.schema import EngineConfig
 from quire.worker.block_tiers import BlockTiers
@@ -146,16 +147,21 @@ def test_blocks_that_gave_way_come_back_from_either_tier(
         assert tiers.ram.blocks_in > 0
 
 
-def test_other_weights_formats_and_block_sizes_find_nothing(checkpoint: Folder, tmp_path: Path) -> None:
-    tier = f"disk=4MiB:{tmp_path}"
+def test_other_weights_formats_block_sizes_and_instructions_find_nothing(
+    checkpoint: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, isas = f"disk=4MiB:{tmp_path}", supported_isas()
     answers(checkpoint("qwen3"), kv_tiers=tier)
-    for folder, options in (
-        (checkpoint("llama2"), {}),
-        (checkpoint("qwen3"), {"kv_cache_dtype": "int8"}),
-        (checkpoint("qwen3"), {"quantization": "int8"}),
-        (checkpoint("qwen3"), {"block_size": 32}),
-    ):
-        _, cached, tiers = answers(folder, kv_tiers=tier, **options)
+    others: list[tuple[str, dict[str, Any], str]] = [
+        ("llama2", {}, isas[0]),
+        ("qwen3", {"kv_cache_dtype": "int8"}, isas[0]),
+        ("qwen3", {"quantization": "int8"}, isas[0]),
+        ("qwen3", {"block_size": 32}, isas[0]),
+        *(("qwen3", {}, isa) for isa in isas[1:]),
+    ]
+    for name, options, isa in others:
+        monkeypatch.setenv("QUIRE_ISA", isa)
+        _, cached, tiers = answers(checkpoint(name), kv_tiers=tier, **options)
         assert cached == 0
         assert tiers.kept[0].blocks_in == 0
 

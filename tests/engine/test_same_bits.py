@@ -34,14 +34,29 @@ def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(3, 128, length).tolist()
 
 
+# Tokens and sequences of a step. Small steps take long, and differ from the others in numbers alone.
+CROWDS = [(64, 8), (24, 3), (8, 8)]
+CASES = [
+    *itertools.product(["qwen3", WINDOWS], ["float32", "bfloat16", "int8", "int8-kv"]),
+    *itertools.product(["qwen3"], ["float16", "int4", "float32-head", "fp8-kv", "int4-kv"]),
+]
+IN_EVERY_CROWD = [("qwen3", "float32"), (WINDOWS, "bfloat16")]
+
+
 @pytest.mark.parametrize(
-    ("name", "dtype"),
+    ("name", "dtype", "crowds"),
     [
-        *itertools.product(["qwen3", WINDOWS], ["float32", "bfloat16", "int8", "int8-kv"]),
-        *itertools.product(["qwen3"], ["float16", "int4", "float32-head", "fp8-kv", "int4-kv"]),
+        *((*case, CROWDS) for case in IN_EVERY_CROWD),
+        *((*case, CROWDS[:2]) for case in CASES if case not in IN_EVERY_CROWD),
+        *(
+            pytest.param(*case, CROWDS[2:], marks=pytest.mark.long)
+            for case in CASES
+            if case not in IN_EVERY_CROWD
+        ),
     ],
+    ids=lambda part: part if isinstance(part, str) else "-".join(str(tokens) for tokens, _ in part),
 )
-def test_alone_or_crowded(checkpoint: Folder, name: str, dtype: str) -> None:
+def test_alone_or_crowded(checkpoint: Folder, name: str, dtype: str, crowds: list[tuple[int, int]]) -> None:
     """Alone on one thread, whole; then among others on two threads, in chunks, preempted, with prefix hits."""
     folder = checkpoint(name)
     formats: dict[str, object] = {"quantization" if dtype.startswith("int") else "dtype": dtype}
@@ -55,7 +70,7 @@ def test_alone_or_crowded(checkpoint: Folder, name: str, dtype: str) -> None:
     with LLM(folder, threads=1, enable_prefix_caching=False, **common) as llm:
         alone = [bits(llm.generate([p], one)[0]) for p, one in asks]
     groups = 4 if name == WINDOWS else 1
-    for step_tokens, seqs in [(8, 8), (24, 3), (64, 8)]:
+    for step_tokens, seqs in crowds:
         with LLM(
             folder, threads=2, max_num_batched_tokens=step_tokens, max_num_seqs=seqs,
             num_kv_blocks=8 * groups, **common,

@@ -2,7 +2,8 @@
 
 python -m helpers.far_places NAMESPACE=SECONDS … connects the namespace it is started in, where it is 10.98.0.1, with
 each of those, which are 10.98.1.2, 10.98.2.2, … and have a default route. What it reads on standard input changes ways:
-"NAMESPACE SECONDS", or "NAMESPACE cut", which drops all packets. It says "ready" first. Needs root and /dev/net/tun.
+"NAMESPACE SECONDS", "NAMESPACE cut", which drops all packets, or "NAMESPACE unruly", which loses, doubles, damages and
+delays some of them. It says "ready" first. Needs root and /dev/net/tun.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import random
 import shutil
 import struct
 import subprocess
@@ -48,7 +50,8 @@ class Way:
     """Two devices, and what is on the way between them."""
 
     def __init__(self, number: int, namespace: str, seconds: float, hub: str) -> None:
-        self.seconds, self.cut = seconds, False
+        self.seconds, self.cut, self.unruly = seconds, False, False
+        self._rng = random.Random(number)
         near, far = f"way{number}", "way"
         self._near = _tun(near)
         _ip("addr", "add", "10.98.0.1", "peer", f"10.98.{number}.2", "dev", near)
@@ -75,8 +78,21 @@ class Way:
         with contextlib.suppress(BlockingIOError):
             while True:
                 packet = os.read(source, _PACKET)
-                if not self.cut:
-                    asyncio.get_running_loop().call_later(self.seconds, self._arrives, goal, packet)
+                for each in () if self.cut else (packet,) if not self.unruly else self._spoiled(packet):
+                    late = self.seconds * (1 + 3 * (self.unruly and self._rng.random() < 0.1))
+                    asyncio.get_running_loop().call_later(late, self._arrives, goal, each)
+
+    def _spoiled(self, packet: bytes) -> tuple[bytes, ...]:
+        """What becomes of a packet on an unruly way."""
+        match self._rng.randrange(50):
+            case 0:
+                return ()
+            case 1:
+                at = self._rng.randrange(len(packet))
+                return (packet[:at] + bytes([packet[at] ^ 1 << self._rng.randrange(8)]) + packet[at + 1 :],)
+            case 2 | 3:
+                return (packet, packet)
+        return (packet,)
 
     def _arrives(self, goal: int, packet: bytes) -> None:
         with contextlib.suppress(OSError):
@@ -92,8 +108,8 @@ async def _carry_packets(hub: str, ends: list[str]) -> None:
     print("ready", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         namespace, what = line.split()
-        ways[namespace].cut = what == "cut"
-        if what != "cut":
+        ways[namespace].cut, ways[namespace].unruly = what == "cut", what == "unruly"
+        if what not in {"cut", "unruly"}:
             ways[namespace].seconds = float(what)
         print("ready", flush=True)
 
@@ -110,7 +126,7 @@ class FarPlaces:
         return ["ip", "netns", "exec", self.names[number], *command]
 
     def way(self, number: int, what: str | float) -> None:
-        """The way to one is of so many seconds from now on, or "cut"."""
+        """The way to one is of so many seconds from now on, or "cut", or "unruly"."""
         assert self._carrier.stdin is not None
         assert self._carrier.stdout is not None
         self._carrier.stdin.write(f"{self.names[number]} {what}\n")

@@ -42,6 +42,12 @@ def sources() -> dict[str, str]:
     }
 
 
+@cache
+def words() -> set[str]:
+    """Every word of the source files."""
+    return {word for text in sources().values() for word in re.findall(r"\w+", text)}
+
+
 def rows(after: str) -> Iterator[list[str]]:
     """Cells of the first table after a sentence of the page."""
     text = PAGE.read_text()
@@ -85,7 +91,7 @@ def exists(name: str) -> bool:
     if any(place.exists() for place in places) or paths(f"`{name}`"):
         return True
     last = re.split(r"[./: ]", re.split(r"[(\[]", name)[0])[-1]
-    return "/" not in name and any(re.search(rf"\b{re.escape(last)}\b", text) for text in sources().values())
+    return "/" not in name and last in words()
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -72,9 +74,50 @@ def room_of(path: Path) -> str:
     return parts[0].removesuffix(".py") if len(parts) == 1 else parts[0]
 
 
-def imported_rooms(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Rooms named by any import, also inside functions and under TYPE_CHECKING."""
-    for node in ast.walk(tree):
+@dataclass
+class Facts:
+    """What the rules ask of a file, found in one walk: a tree itself would take much memory."""
+
+    imports: list[ast.Import | ast.ImportFrom] = field(default_factory=list)
+    asked: list[tuple[int, set[str]]] = field(
+        default_factory=list
+    )  # line of an isinstance, the names of classes
+    names: set[str] = field(default_factory=set)
+    broad: bool = False  # it has a handler of any exception
+    functions: list[tuple[str, int, int]] = field(default_factory=list)  # name, lines, positional arguments
+
+    def add(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            self.imports.append(node)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+            self.asked.append((node.lineno, {getattr(name, "id", "") for name in ast.walk(node.args[1])}))
+        elif isinstance(node, ast.Name):
+            self.names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            self.names.add(node.attr)
+        elif isinstance(node, ast.ExceptHandler):
+            kinds = [n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)] if node.type else ["bare"]
+            self.broad |= not {"Exception", "BaseException", "bare"}.isdisjoint(kinds) and not reraises(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            own = node.args.args[:1] != [] and node.args.args[0].arg in {"self", "cls"}
+            length = node.end_lineno - node.lineno + 1
+            self.names.add(node.name)
+            self.functions.append((node.name, length, len(node.args.args) - own))
+
+
+@functools.cache
+def facts(path: Path) -> Facts:
+    """Also of what is inside functions and under TYPE_CHECKING."""
+    found = Facts()
+    for node in ast.walk(ast.parse(path.read_text())):
+        found.add(node)
+    return found
+
+
+def imported_rooms(path: Path) -> Iterator[tuple[str, int]]:
+    """Rooms named by any import."""
+    for node in facts(path).imports:
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names = [node.module] if node.module != "quire" else [f"quire.{a.name}" for a in node.names]
         elif isinstance(node, ast.Import):
@@ -93,7 +136,7 @@ def test_rooms_import_downwards(path: Path) -> None:
     if room == "__init__":  # the package's public names, resolved on first use
         return
     assert room in RANK, f"{room} has no rank: add it to the architecture and here"
-    for target, line in imported_rooms(ast.parse(path.read_text())):
+    for target, line in imported_rooms(path):
         below = target == room or RANK[target] < RANK[room]
         assert below, f"{path.relative_to(ROOT)}:{line}: {room} (rank {RANK[room]}) imports {target}"
 
@@ -134,7 +177,7 @@ def import_graph() -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for module, path in modules.items():
         found = graph[module] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in facts(path).imports:
             if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
                 found |= {name if name in modules else node.module for name in names}
@@ -148,7 +191,7 @@ def test_the_scheduling_half_needs_only_the_standard_library() -> None:
     import sys
 
     for path in (ROOT / "core").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in facts(path).imports:
             names = []
             if isinstance(node, ast.Import):
                 names = [a.name for a in node.names]
@@ -172,7 +215,7 @@ def test_the_scheduling_half_needs_only_the_standard_library() -> None:
 def test_torch_stays_in_its_room(path: Path) -> None:
     if path.is_relative_to(ROOT / "executor" / "torch") or path.is_relative_to(ROOT / "train"):
         return
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in facts(path).imports:
         if isinstance(node, ast.Import):
             assert all(a.name.split(".")[0] not in {"torch", "transformers"} for a in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -192,10 +235,8 @@ def test_one_module_knows_which_executors_there_are() -> None:
     }
     assert importers == {"quire.executor.kinds"}
     for path in python_files():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
-                asked = {getattr(name, "id", "") for name in ast.walk(node.args[1])}
-                assert not asked & {*KINDS, "Executor"}, f"{path.relative_to(ROOT)}:{node.lineno}"
+        for line, asked in facts(path).asked:
+            assert not asked & {*KINDS, "Executor"}, f"{path.relative_to(ROOT)}:{line}"
 
 
 def test_models_are_named_only_in_families() -> None:
@@ -205,23 +246,13 @@ def test_models_are_named_only_in_families() -> None:
         room = room_of(path)
         if room in {"spec", "text"}:  # families; tokenizer pipelines known by the model that brought them
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Name | ast.Attribute | ast.FunctionDef):
-                name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "name", "")
-                name = re.sub("ollama|llama_?server", "", name.lower())
-                assert not any(n in name for n in names), f"{path.relative_to(ROOT)}: {name}"
+        for found in facts(path).names:
+            name = re.sub("ollama|llama_?server", "", found.lower())
+            assert not any(n in name for n in names), f"{path.relative_to(ROOT)}: {name}"
 
 
 def test_broad_handlers_are_known() -> None:
-    found = set()
-    for path in python_files():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ExceptHandler):
-                names = (
-                    {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)} if node.type else {"bare"}
-                )
-                if names & {"Exception", "BaseException", "bare"} and not reraises(node):
-                    found.add(str(path.relative_to(ROOT)))
+    found = {str(path.relative_to(ROOT)) for path in python_files() if facts(path).broad}
     assert found <= set(BROAD), f"new broad exception handlers: {found - set(BROAD)}"
 
 
@@ -236,17 +267,28 @@ MAX_FILE, MAX_FUNCTION, MAX_ARGUMENTS = 600, 60, 8
 @pytest.mark.parametrize("path", python_files(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_sizes(path: Path) -> None:
     """Files, functions and argument lists stay small enough to hold in the head."""
-    source = path.read_text()
-    assert source.count("\n") <= MAX_FILE
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno is not None
-            length = node.end_lineno - node.lineno + 1
-            assert length <= MAX_FUNCTION, f"{node.name} has {length} lines"
-            positional = len(node.args.args) - (
-                node.args.args[:1] != [] and node.args.args[0].arg in {"self", "cls"}
-            )
-            assert positional <= MAX_ARGUMENTS, f"{node.name} takes {positional} arguments"
+    assert path.read_text().count("\n") <= MAX_FILE
+    for name, length, positional in facts(path).functions:
+        assert length <= MAX_FUNCTION, f"{name} has {length} lines"
+        assert positional <= MAX_ARGUMENTS, f"{name} takes {positional} arguments"
+
+
+def test_what_breaks_a_rule_is_found(tmp_path: Path) -> None:
+    """Negative control of what is asked of a file."""
+    path = tmp_path / "wrong.py"
+    path.write_text(
+        "async def f(self, a, b):\n    import torch\n    isinstance(a, (TorchExecutor, x))\n"
+        "    try:\n        qwen.g()\n    except (ValueError, Exception):\n        pass\n"
+    )
+    found = facts(path)
+    assert [node.names[0].name for node in found.imports] == ["torch"]
+    assert found.asked == [(3, {"", "TorchExecutor", "x"})]
+    assert found.names >= {"f", "qwen", "g"}
+    assert found.broad
+    assert found.functions == [("f", 7, 2)]
+    path = tmp_path / "right.py"
+    path.write_text("try:\n    f()\nexcept Exception:\n    g()\n    raise\n")
+    assert not facts(path).broad
 
 
 NATIVE = sorted(p for p in (ROOT.parents[1] / "csrc").rglob("*") if p.suffix in {".cpp", ".h"})

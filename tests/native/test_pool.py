@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from helpers.processors import EVERY, on_every_processor
 from quire import _native
 
 PAGE = mmap.PAGESIZE
@@ -56,7 +57,7 @@ def test_every_task_is_done_once_by_one_thread(threads: int) -> None:
             assert one[: len(own)] == own  # before it helps others
 
 
-ALLOWED = sorted(os.sched_getaffinity(0))
+ALLOWED = EVERY
 several = pytest.mark.skipif(len(ALLOWED) < 2, reason="this process may use one processor only")
 
 
@@ -70,8 +71,9 @@ def in_thread(job: Callable[[], None]) -> None:
         except BaseException as error:
             failed.append(error)
 
-    thread = threading.Thread(target=run)
-    thread.start()
+    with on_every_processor():
+        thread = threading.Thread(target=run)
+        thread.start()
     thread.join()
     if failed:
         raise failed[0]

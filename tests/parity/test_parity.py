@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.backends import BACKENDS, Backend
+from helpers.backends import BACKENDS, TORCH, Backend
 from helpers.checkpoints import TINY_MODELS, TinyModel, tiny_model
 from helpers.golden import Golden, MakeGolden
 from helpers.pairs import pairwise
@@ -49,8 +49,16 @@ def test_half_precision_checkpoints_are_read_exactly(
     assert differences(stored, backend, MIXED).max() <= backend.tolerance
 
 
-@every_backend
-@pytest.mark.parametrize("model", TINY_MODELS, ids=str)
+@pytest.mark.parametrize(
+    ("model", "backend"),
+    [
+        # The kernels of every model, the definition of every fourth: tests/parity/test_op_by_op.py compares both.
+        pytest.param(model, backend, marks=pytest.mark.long if backend is TORCH and number % 4 else [])
+        for number, model in enumerate(TINY_MODELS)
+        for backend in BACKENDS
+    ],
+    ids=str,
+)
 def test_bfloat16_is_nearer_than_transformers(model: TinyModel, backend: Backend, golden: MakeGolden) -> None:
     """Against float32 with the same weights: what rounding costs, root mean square, in the median over tokens.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.processors import EVERY, on_every_processor
 from helpers.rank_processes import Wide, answers, answers_of_replicas, make
 from quire.cli.main import main
 from quire.engine.front import replicated_engine
@@ -50,15 +51,14 @@ def test_processes_share_nodes_or_have_several() -> None:
 @pytest.fixture
 def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[MemoryNode]]:
     """This machine as one of two nodes; afterwards this thread may run anywhere again."""
-    before = os.sched_getaffinity(0)
-    if len(before) < 2:
+    if len(EVERY) < 2:
         pytest.skip("needs two processors")
-    first, *others = sorted(before)
+    first, *others = EVERY
     nodes = [node(0, first), node(1, *others)]
     for module in (numa, replicated_engine):
         monkeypatch.setattr(module, "memory_nodes", lambda: nodes)
-    yield nodes
-    os.sched_setaffinity(0, before)
+    with on_every_processor():
+        yield nodes
 
 
 def test_each_rank_stays_on_its_node(wide: Wide, two_nodes: list[MemoryNode]) -> None:

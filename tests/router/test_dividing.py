@@ -190,3 +190,39 @@ def test_roles_are_in_the_file(tmp_path: Path) -> None:
     for wrong in ({"prefill_over": 0}, {"prefill_timeout": 0.0}):
         with pytest.raises(ValueError, match="prefill_"):
             RouterConfig(backend=("http://a",), **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("always")
+def test_a_role_changes_while_the_router_runs(tmp_path: Path) -> None:
+    """A server computes prompts for the other, answers like it, and computes prompts again."""
+    one, other = RawServer(answer(200, b'{"choices": []}')), RawServer(answer(200, TICKET))
+    file = tmp_path / "backends.toml"
+    (tmp_path / "key").write_bytes(KEY)
+
+    def given(role: str) -> None:
+        file.write_text(
+            f'[[backend]]\nurl = "{one.url}"\n[[backend]]\nurl = "{other.url}"\nrole = "{role}"\n'
+        )
+
+    given("prefill")
+    try:
+        with routed(
+            urls=[],
+            backends_file=str(file),
+            kv_key_file=str(tmp_path / "key"),
+            prefill_over=50,
+            policy="round-robin",
+        ) as router:
+            for role in ("prefill", "decode", "both", "prefill"):
+                given(role)
+                router.do(router.service.reload)
+                until(lambda: all(each.healthy for each in router.backends.all))
+                before, computed = len(other.asked), role != "decode"
+                names = {router.chat(f"{role} {n} {TEXT}").headers["x-quire-backend"] for n in range(4)}
+                assert len(names) == (1 if role == "prefill" else 2), role
+                asked = [body for _, body in other.asked[before:]]
+                assert any("do_remote_decode" in str(body) for body in asked) == computed, role
+                until(lambda: all(each.requests == 0 for each in router.backends.all))
+    finally:
+        one.close()
+        other.close()

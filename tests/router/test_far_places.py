@@ -83,3 +83,16 @@ def test_places_with_other_weights_answer_only_if_there_is_no_other(tmp_path: Pa
         assert {places.asked() for _ in range(3)} == {"place-2"}
         places.networks.way(1, NEAR)
         until(lambda: places.asked() == "place-1")
+
+
+def test_an_unruly_way_changes_no_text(tmp_path: Path, model: Path) -> None:
+    """Packets to the near place and back are lost, doubled, damaged and overtaken by others. It, or the far one, gives
+    the text all the same, and where the near one counts as silent its streams go on there."""
+    with two_places(tmp_path, [model, model]) as places:
+        whole = text_streamed(ask(places.path, TOKENS, stream=True))
+        places.networks.way(1, "unruly")
+        for _ in range(4):
+            assert text_streamed(ask(places.path, TOKENS, stream=True)) == whole
+        places.networks.way(1, NEAR)
+        until(lambda: places.states() == ["ready", "ready"])
+        until(lambda: all(each["requests"] == 0 for each in places.get("/router/backends")["data"]))

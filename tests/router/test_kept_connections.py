@@ -41,6 +41,26 @@ def test_one_that_is_being_closed_is_replaced() -> None:
         server.close()
 
 
+def test_the_kernel_asks_whether_a_server_is_there() -> None:
+    """One that was started again while the way to it was cut says nothing of a stream that it does not know."""
+    server = RawServer(answer(200, b"{}"))
+
+    async def asks() -> int:
+        client = Client(target(server.url))
+        kept = await kept_one(client)
+        assert kept._transport is not None
+        found: int = kept._transport.get_extra_info("socket").getsockopt(
+            socket.SOL_SOCKET, socket.SO_KEEPALIVE
+        )
+        await client.close()
+        return found
+
+    try:
+        assert asyncio.run(asks()) == 1
+    finally:
+        server.close()
+
+
 def test_a_request_on_one_is_sent_before_its_task_runs() -> None:
     """A task that is cancelled before leaves no connection on which an answer comes that nobody takes."""
     server = RawServer(answer(200, b"{}"))

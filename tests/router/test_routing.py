@@ -6,13 +6,17 @@ import concurrent.futures
 import socket
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from helpers.fake_llm import Behaviour
+from helpers.fake_llm import Behaviour, FakeLLM
 from helpers.process import until
+from helpers.raw_server import RawServer, stream
 from helpers.routed import routed
+from helpers.server import GUARD
+from quire.routing.router_policies import policy_named
 
 FAST = {"ttft": 0.0, "itl": 0.0}
 
@@ -60,6 +64,33 @@ def test_another_server_is_asked_when_one_is_busy_or_gone() -> None:
         assert [each.status for each in replies] == [200] * 6
 
 
+class RefusesLate(FakeLLM):
+    """Takes a while to say that it is busy."""
+
+    def respond(self, method: str, path: str, body: bytes) -> Iterator[tuple[float, bytes]]:
+        for pause, data in super().respond(method, path, body):
+            yield pause + 0.05 * (method == "POST"), data
+
+
+def test_what_is_left_of_a_deadline_is_passed_on() -> None:
+    """Servers count from the arrival there. A request waits for a server as long as it has time."""
+    busy = RefusesLate(Behaviour(refuse={0, 1}))
+    with routed(busy, Behaviour(**FAST), policy="round-robin", hold_seconds=GUARD) as router:
+        for fields in ({"deadline_ms": 60_000}, {"max_queue_ms": 60_000.5, "stream": True}):
+            router.do(lambda: setattr(router.service.context, "policy", policy_named("round-robin")))
+            assert router.chat("hello", **fields).status == 200
+            (_, first), (_, second) = busy.seen[-1], router.fakes[1].seen[-1]
+            (name,) = fields.keys() - {"stream"}
+            assert first[name] == fields[name]
+            assert fields[name] - 1e3 * GUARD < second[name] < fields[name] - 50
+            assert first | {name: 0} == second | {name: 0}
+        for number in (0, 1):
+            router.lose(number)
+        until(lambda: not any(each.healthy for each in router.backends.all))
+        reply = router.chat("hello", deadline_ms=20)
+        assert (reply.status, reply.json["error"]["code"]) == (504, "deadline_exceeded")
+
+
 def test_the_refusal_of_the_last_server_reaches_the_client() -> None:
     busy = Behaviour(**FAST, refuse=set(range(100)))
     with routed(busy, Behaviour(**FAST, refuse=set(range(100)))) as router:
@@ -76,6 +107,20 @@ def test_a_stream_that_is_cut_off_ends_with_an_error() -> None:
         assert "backend_lost" in reply.text
         assert "[DONE]" not in reply.text
         assert router.chat("hello", stream=True).text.endswith("data: [DONE]\n\n")
+
+
+def test_an_event_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error follows whole events."""
+    monkeypatch.setattr("quire.router.relay._EVENT_BYTES", 1000)
+    server = RawServer(stream(b'data: {"choices": []}\n\n', b"data: " + bytes(2000), b"\n\n"))
+    try:
+        with routed(urls=[server.url]) as router:
+            first, error, rest = router.chat("hello", stream=True).text.split("\n\n")
+            assert first == 'data: {"choices": []}'
+            assert "backend_lost" in error
+            assert not rest
+    finally:
+        server.close()
 
 
 def test_a_server_that_fails_rests_and_comes_back() -> None:

@@ -133,6 +133,25 @@ def test_a_profile_has_the_steps_between_its_start_and_its_end(
     assert all(event["ph"] == "X" and event["dur"] >= 0 for event in trace["traceEvents"])
 
 
+def test_a_profile_that_is_full_ends_by_itself(
+    server: LiveServer, folder_of_profiles: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.server.step_profile.MAX_STEPS", 3)
+    before = {*folder_of_profiles.glob("*")}
+    assert post(server, "/start_profile").status == 200
+
+    def timed() -> bool:
+        asked = server.post("/v1/completions", {"prompt": "one", "max_tokens": 5}, CLIENT)
+        return bool(server.get(f"/v1/requests/{asked.json['id']}/explain", headers=CLIENT).json["stages"])
+
+    assert timed()
+    server.wait(lambda: not timed())
+    post(server, "/start_profile").error(409, "profile_runs")
+    assert post(server, "/stop_profile").status == 200
+    (file,) = {*folder_of_profiles.iterdir()} - before
+    assert json.loads(file.read_text())["otherData"] == {"steps": 3, "missed_steps": 0}
+
+
 def test_profiles_need_a_folder(folder: Path) -> None:
     with serving(folder, admin_api_key=("root-key",)) as live:
         assert "--profile-dir" in post(live, "/start_profile").error(400, "profiles_off")

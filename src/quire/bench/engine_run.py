@@ -188,7 +188,8 @@ class BenchEngine:
         self._use(built, built.core.scheduler, built.core.speculation)
 
     def _use(self, built: Built, scheduler: Scheduler, speculation: Speculation | None) -> None:
-        core = EngineCore(scheduler, self._recorder, grammars=built.core.grammars, speculation=speculation)
+        grammars, costs = built.core.grammars, built.core.costs
+        core = EngineCore(scheduler, self._recorder, None, grammars, speculation, costs=costs)
         self.built = replace(built, core=core)
         self.engine = SyncEngine(self.built)
 
@@ -219,8 +220,10 @@ class BenchEngine:
         output_lens: Sequence[int],
         concurrency: int | None = None,
         temperature: float = 0.0,
+        ahead: int = 0,
     ) -> EngineRun:
-        """Run prompts to their end; at most `concurrency` are in the engine at once (None: all)."""
+        """Run prompts to their end; at most `concurrency` are in the engine at once (None: all). The first is so many
+        steps ahead of the others."""
         recorder, engine = self._recorder, self.engine
         recorder.steps = []
         waiting = list(zip(prompts, output_lens, strict=True))[::-1]
@@ -229,6 +232,8 @@ class BenchEngine:
         start = time.perf_counter()
         while waiting or engine.has_work():
             while waiting and (concurrency is None or running < concurrency):
+                if running and len(recorder.steps) < ahead:
+                    break
                 prompt, length = waiting.pop()
                 params = SamplingParams(temperature=temperature, seed=0, max_tokens=length, ignore_eos=True)
                 outputs.append(engine.add(Ask(prompt=prompt, params=params)))

@@ -11,23 +11,19 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from quire import _native
-from quire.bench.engine_run import Prompts, open_bench_model
+from quire.bench.engine_run import BenchEngine, Prompts, open_bench_model
 from quire.bench.technique_effects import TechniqueEffect
 from quire.config import env
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
-from quire.engine.api import Ask, Engine, GenerateAsk
-from quire.engine.build.assemble import build
+from quire.engine.api import Engine, GenerateAsk
 from quire.engine.build.budget import options_of
 from quire.engine.front.serving_engine import serving_engine
-from quire.engine.sync_engine import SyncEngine
-from quire.outputs import RequestOutput
 from quire.planner.deployment import LoadDemand
 from quire.planner.formulas import attention_traffic_bytes
 from quire.planner.shapes import PREFIX
@@ -93,64 +89,35 @@ def _asked(work: MeasuredWork, options: dict[str, Any]) -> EngineConfig:
     return EngineConfig(**(plain | given))
 
 
-class _Timed:
-    """An engine of the model in this process, with these options and so many `blocks`. A context manager."""
-
-    def __init__(self, work: MeasuredWork, options: dict[str, Any]) -> None:
-        self._built = build(*open_bench_model(work.model, _asked(work, options), tokenizer=False))
-        self._engine = SyncEngine(self._built)
-        self.vocab = self._built.program.vocab
-        self.steps: list[tuple[float, int]] = []  # of the last run: seconds, and tokens of prompts
-
-    def __enter__(self) -> _Timed:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._built.close()
-
-    def run(
-        self, prompts: list[list[int]], outputs: list[int], steps_before: int = 0
-    ) -> tuple[float, list[RequestOutput]]:
-        """Seconds until all requests have ended, and what came of them. They come together, or all but the first after
-        so many steps of that."""
-        began, self.steps = time.perf_counter(), []
-        waiting, made = list(zip(prompts, outputs, strict=True)), list[RequestOutput]()
-        while waiting or self._engine.has_work():
-            while waiting and (not made or len(self.steps) >= steps_before):
-                prompt, length = waiting.pop(0)
-                params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
-                made.append(self._engine.add(Ask(prompt=prompt, params=params)))
-            start, core = time.perf_counter(), self._engine.core
-            self._engine.step()
-            if core.rows:
-                self.steps.append((time.perf_counter() - start, core.records[-1].prefill_tokens))
-        return time.perf_counter() - began, made
-
-    def rate(self, prompts: list[list[int]], outputs: list[int]) -> float:
-        """Output tokens a second."""
-        seconds, _ = self.run(prompts, outputs)
-        return sum(outputs) / seconds
-
-    def first_token(self, prompt: list[int]) -> float:
-        """Seconds to the first token of a prompt that comes alone."""
-        _, (made,) = self.run([prompt], [2])
-        return made.timings.first_token - made.timings.arrival
+def _engine(work: MeasuredWork, options: dict[str, Any]) -> BenchEngine:
+    """An engine of the model in this process, with these options and so many `blocks`."""
+    return BenchEngine(work.model, _asked(work, options), tokenizer=False)
 
 
-_Measure = Callable[[_Timed, Prompts], float]
+def _rate(engine: BenchEngine, prompts: list[list[int]], outputs: list[int]) -> float:
+    """Output tokens a second, of requests that come together."""
+    run = engine.run(prompts, outputs)
+    return run.output_tokens / run.seconds
+
+
+def _first_token(engine: BenchEngine, prompt: list[int]) -> float:
+    """Seconds to the first token of a prompt that comes alone."""
+    (seconds,) = engine.run([prompt], [2]).first_tokens()
+    return seconds
+
+
+_Measure = Callable[[BenchEngine, Prompts], float]
 
 
 def _pair(
     work: MeasuredWork, options: dict[str, Any], without: dict[str, Any], measure: _Measure
 ) -> tuple[float, float]:
     """The medians of a figure with some options and without them. The same prompts, new ones in each round."""
-    with _Timed(work, options) as one, _Timed(work, without) as other:
+    with _engine(work, options) as one, _engine(work, without) as other:
         found: tuple[list[float], list[float]] = [], []
         for number in range(work.rounds + 1):
             for engine, figures in zip((one, other), found, strict=True):
-                figures.append(measure(engine, Prompts(engine.vocab, number)))
+                figures.append(measure(engine, Prompts(engine.program.vocab, number)))
         return statistics.median(found[0][1:]), statistics.median(found[1][1:])  # the first touches memory
 
 
@@ -159,18 +126,18 @@ def _rates(
 ) -> tuple[float, str]:
     """What options change about the output tokens a second of so many streams."""
 
-    def measure(engine: _Timed, prompts: Prompts) -> float:
-        return engine.rate(prompts.make(streams, work.prompt), [work.output] * streams)
+    def measure(engine: BenchEngine, prompts: Prompts) -> float:
+        return _rate(engine, prompts.make(streams, work.prompt), [work.output] * streams)
 
     one, other = _pair(work, options, without, measure)
     return one / other, f"{one:,.1f} tokens/s, not {other:,.1f} {instead}"
 
 
-def _skewed(engine: _Timed, work: MeasuredWork, prompts: Prompts, seed: int = 1) -> float:
+def _skewed(engine: BenchEngine, work: MeasuredWork, prompts: Prompts, seed: int = 1) -> float:
     """The rate of answers whose lengths differ: exponential, at most four times the mean."""
     drawn = np.random.default_rng(seed).exponential(work.output, _REQUESTS)
     lengths = [min(4 * work.output, max(1, int(length))) for length in drawn]
-    return engine.rate(prompts.make(_REQUESTS, work.prompt), lengths)
+    return _rate(engine, prompts.make(_REQUESTS, work.prompt), lengths)
 
 
 def _batching(work: MeasuredWork) -> tuple[float, str]:
@@ -289,10 +256,10 @@ async def _answered(engine: Engine, prompt: list[int], length: int) -> None:
 
 
 def _prefixes(work: MeasuredWork) -> tuple[float, str]:
-    def measure(engine: _Timed, prompts: Prompts) -> float:
+    def measure(engine: BenchEngine, prompts: Prompts) -> float:
         (start,) = prompts.make(1, work.shared)
         own = prompts.make(4, work.prompt - work.shared)
-        return statistics.median([engine.first_token(start + rest) for rest in own][1:])
+        return statistics.median([_first_token(engine, start + rest) for rest in own][1:])
 
     found, computed = _pair(work, {"enable_prefix_caching": True}, {}, measure)
     return computed / found, (
@@ -301,14 +268,14 @@ def _prefixes(work: MeasuredWork) -> tuple[float, str]:
 
 
 def _interference(work: MeasuredWork) -> tuple[float, str]:
-    with _Timed(work, {}) as engine:
-        prompts, lengths = Prompts(engine.vocab, 0), [4 * work.output, *[1] * (_STREAMS - 1)]
+    with _engine(work, {}) as engine:
+        prompts, lengths = Prompts(engine.program.vocab, 0), [4 * work.output, *[1] * (_STREAMS - 1)]
         quiet, held = [], []
         for _ in range(work.rounds + 1):
             mixed = [*prompts.make(1, _BLOCK), *prompts.make(_STREAMS - 1, work.prompt)]
-            engine.run(mixed, lengths, steps_before=4)
-            quiet.append(statistics.median(seconds for seconds, tokens in engine.steps[1:] if not tokens))
-            held.append(max(seconds for seconds, tokens in engine.steps[1:] if tokens))
+            steps = engine.run(mixed, lengths, ahead=4).steps[1:]
+            quiet.append(statistics.median(step.wall for step in steps if step.kind == "decode"))
+            held.append(max(step.wall for step in steps if step.kind != "decode"))
     gap, longest = statistics.median(quiet[1:]), statistics.median(held[1:])
     return longest / gap, (
         f"a stream waits at most {1e3 * longest:.2f} ms for a token where {1e3 * gap:.2f} ms is usual: prompts are "
@@ -320,11 +287,11 @@ def _offloading(work: MeasuredWork) -> tuple[float, str]:
     """The second time of a prompt whose blocks gave way: out of the swap space, and computed again."""
     room = {"blocks": work.longest // _BLOCK + 1, "enable_prefix_caching": True}
 
-    def measure(engine: _Timed, prompts: Prompts) -> float:
+    def measure(engine: BenchEngine, prompts: Prompts) -> float:
         mine, *others = prompts.make(4, work.prompt)
         for prompt in (mine, *others):
-            engine.first_token(prompt)
-        return engine.first_token(mine)
+            _first_token(engine, prompt)
+        return _first_token(engine, mine)
 
     back, again = _pair(work, room | {"swap_space": _SWAP}, room, measure)
     return again / back, (

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
 from functools import lru_cache, partial
+from operator import mul
 
 from quire.bench.recorded_drafts import DraftWalk, RecordedDrafts
 from quire.bench.timeline import RequestRecord
@@ -38,7 +39,7 @@ StepTime = Callable[[Sequence[float]], float]
 
 
 def _summed(costs: Sequence[float], features: Sequence[float]) -> float:
-    return sum([x * cost for x, cost in zip(features, costs, strict=True)])
+    return float(sum(map(mul, features, costs)))
 
 
 def _scattered(share: float, seed: int) -> StepFactor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import chain, compress
 
 from quire.types import QuireError
 
@@ -143,20 +144,19 @@ class BlockPool:
         `tables` are the live entries of every running block table; the reference counts must match them.
         `published` are the blocks that a prefix cache can find; the flags must match them.
         """
-        free = set(self._free)
-        if self.reach is not None and any(block not in free for block in range(self.top, self.num_blocks)):
+        every, free = range(self.num_blocks), set(self._free)
+        if self.reach is not None and not free.issuperset(range(self.top, self.num_blocks)):
             raise AuditError(f"a block from {self.top} on is in use, where none was taken yet")
         if len(free) != len(self._free):
             raise AuditError(f"blocks {_repeated(self._free)} are on the free list twice")
-        cached = 0
-        for block in range(self.num_blocks):
-            references, known = self._references[block], self._published[block]
-            if references < 0:
-                raise AuditError(f"block {block} has {references} references")
-            if (block in free) == (references > 0 or known == 1):
-                state = f"free {block in free}, references {references}, published {bool(known)}"
-                raise AuditError(f"block {block} is not in exactly one state: {state}")
-            cached += references == 0 and known == 1
+        if (fewest := min(self._references)) < 0:
+            raise AuditError(f"block {self._references.index(fewest)} has {fewest} references")
+        held, known = set(compress(every, self._references)), set(compress(every, self._published))
+        if wrong := free.symmetric_difference(held | known).symmetric_difference(every):
+            block = min(wrong)
+            state = f"free {block in free}, held {block in held}, published {block in known}"
+            raise AuditError(f"block {block} is not in exactly one state: {state}")
+        cached = len(known - held)
         if cached != self.num_cached:
             raise AuditError(f"{cached} blocks are cached but the count says {self.num_cached}")
         if tables is not None:
@@ -165,19 +165,22 @@ class BlockPool:
             self._audit_published(list(published))
 
     def _audit_tables(self, tables: Iterable[Iterable[int]]) -> None:
-        held = Counter(block for table in tables for block in table)
-        for block in range(self.num_blocks):
-            if held[block] != self._references[block]:
-                said = f"{self._references[block]} references, in {held[block]} block tables"
-                raise AuditError(f"block {block} has {said}")
+        held = Counter(chain.from_iterable(tables))
         strange = [block for block in held if not 0 <= block < self.num_blocks]
         if strange:
             raise AuditError(f"block tables name {strange}, which do not exist")
+        expected = [0] * self.num_blocks
+        for block, count in held.items():
+            expected[block] = count
+        if expected != self._references:
+            pairs = enumerate(zip(expected, self._references, strict=True))
+            block, (count, references) = next(each for each in pairs if each[1][0] != each[1][1])
+            raise AuditError(f"block {block} has {references} references, in {count} block tables")
 
     def _audit_published(self, published: list[int]) -> None:
         if len(set(published)) != len(published):
             raise AuditError(f"blocks {_repeated(published)} are in the cache twice")
-        said = {block for block in range(self.num_blocks) if self._published[block]}
+        said = set(compress(range(self.num_blocks), self._published))
         if said != set(published):
             raise AuditError(f"published flags and cache differ on {sorted(said ^ set(published))}")
 

@@ -115,12 +115,12 @@ class Requests:
 
     def audit(self, running: list[Sequence], fetching: int) -> None:
         """Check that every live sequence is in exactly one place; raises AuditError. O(sequences)."""
-        found = dict.fromkeys(Status, 0)
-        for seq in (seq for state in self._states.values() for seq in state.sequences):
-            found[seq.status] += 1
+        seqs = [seq for state in self._states.values() for seq in state.sequences]
+        for seq in seqs:
             computed, known = seq.computed, len(seq.tokens)
-            if seq.status is not Status.ENDED and not computed < known < seq.limit:
+            if not computed < known < seq.limit and seq.status is not Status.ENDED:
                 raise AuditError(f"sequence {seq.seq_id}: {computed} of {known} computed, limit {seq.limit}")
+        statuses = [seq.status for seq in seqs]
         queued = list(self.waiting)
         said = {
             Status.HELD_BACK: self._held_back,
@@ -129,12 +129,14 @@ class Requests:
             Status.RUNNING: len(running),
         }
         for status, count in said.items():
-            if found[status] != count:
-                raise AuditError(f"{found[status]} sequences are {status.name}, {count} are counted")
+            found = statuses.count(status)
+            if found != count:
+                raise AuditError(f"{found} sequences are {status.name}, {count} are counted")
         if len(set(queued)) != len(self.waiting):
             raise AuditError("a sequence waits twice, or the count of the queue is wrong")
         for state in self._states.values():
-            if state.live != sum(seq.status is not Status.ENDED for seq in state.sequences):
+            statuses = [seq.status for seq in state.sequences]
+            if state.live != len(statuses) - statuses.count(Status.ENDED):
                 raise AuditError(f"request {state.request.request_id!r} has a wrong count of samples")
 
     def _make_state(self, request: Request) -> RequestState:

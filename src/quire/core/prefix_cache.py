@@ -169,13 +169,13 @@ class PrefixCache:
         if self._caches.tier is not None and hit.node is None:
             node.digest = root_digest(self._caches.tier.fingerprint, self.tenant, namespace)
         self._tree.lock(node)
-        blocks = hit.live()
-        cached = self._pool.num_cached
-        self._pool.hold(blocks)
-        self._count(0, self._pool.num_cached - cached)
-        if self._idle:
-            for block in blocks:
-                self._idle.pop(block, None)
+        if blocks := hit.live():
+            cached = self._pool.num_cached
+            self._pool.hold(blocks)
+            self._count(0, self._pool.num_cached - cached)
+            if self._idle:
+                for block in blocks:
+                    self._idle.pop(block, None)
         return node
 
     def allocate(self, count: int) -> list[int]:
@@ -376,26 +376,26 @@ class PrefixCache:
 
     def _replace(self, block: int, other: int) -> None:
         """Have a held block of the same content be found in place of one."""
-        node, group = self._home[block]
+        node, group = self._remove_home(block)
         if self._caches.tier is not None:
             self._caches.tier.moved((node.digest, group), other)
-        self._remove_home(block)
         self._settle(node, group, other)
 
     def _unpublish(self, block: int, *, offer: bool = False) -> None:
-        node, group = self._home[block]
+        node, group = self._remove_home(block)
         tier = self._caches.tier
         if tier is not None and tier.withdrawn((node.digest, group), offered=offer):
             self._caches.moves.append(Move(block, node.digest, group, fill=False))
-        self._remove_home(block)
 
-    def _remove_home(self, block: int) -> None:
-        node, group = self._home.pop(block)
+    def _remove_home(self, block: int) -> tuple[BlockNode, int]:
+        """Forget where a published block is found; returns that."""
+        node, group = place = self._home.pop(block)
         node.value[group] = NO_BLOCK
         if self._idle:
             self._idle.pop(block, None)
         if self._pool.unpublish(block):
             self._count(-1, -1)
+        return place
 
     def _forget_twins(self, blocks: Sequence[int]) -> None:
         for block in blocks:

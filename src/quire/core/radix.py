@@ -34,7 +34,6 @@ from typing import Generic, NamedTuple, TypeVar
 from quire.core.soft_tokens import NO_MARKS, Marks, block_keys
 
 V = TypeVar("V")
-_Place = tuple[bool, int, int]
 _MANY = 16  # children that are kept in order to find the nearest
 
 
@@ -60,6 +59,10 @@ class Node(Generic[V]):
         self.pinned = 0.0  # until this time
         self.order: list[bytes] | None = None  # keys of children without a mark, once they are many
         self.queued = False
+
+
+# The place of a leaf in the order of eviction (pinned, count, last use), tie-break, leaf.
+_Entry = tuple[bool, int, int, int, Node[V]]
 
 
 class TreeBranch(NamedTuple):
@@ -91,7 +94,7 @@ class RadixTree(Generic[V]):
         self._top: Node[V] = Node(b"", None, 0)  # its children are the roots of the namespaces
         self._size = 0
         self._clock = 0
-        self._heap: list[tuple[_Place, int, Node[V]]] = []  # place, tie-break, candidate
+        self._heap: list[_Entry[V]] = []
         self._pushes = 0
 
     def __len__(self) -> int:
@@ -214,7 +217,7 @@ class RadixTree(Generic[V]):
                 self._unpin(node)
                 ended.add(node)
         if any(node.queued for node in ended):  # their places are before those of their entries
-            self._heap = [self._entry(entry[2]) if entry[2] in ended else entry for entry in self._heap]
+            self._heap = [self._entry(entry[-1]) if entry[-1] in ended else entry for entry in self._heap]
             heapq.heapify(self._heap)
 
     def unused(self, since: float) -> Node[V] | None:
@@ -262,14 +265,18 @@ class RadixTree(Generic[V]):
         """The unlocked leaf to be evicted next; None when there is none."""
         heap = self._heap
         while heap:
-            place, _, node = heap[0]
+            pinned, count, last_use, _, node = heap[0]
             if node.parent is None or node.locks or node.children:
                 heapq.heappop(heap)
                 node.queued = False
-            elif place != self._place(node):
-                heapq.heapreplace(heap, self._entry(node))
-            else:
+            elif (
+                last_use == node.last_use
+                and pinned == (node.pinned > 0)
+                and (not self._by_uses or count == node.age + node.uses)
+            ):
                 return node
+            else:
+                heapq.heapreplace(heap, self._entry(node))
         return None
 
     def remove(self, node: Node[V]) -> None:
@@ -353,12 +360,11 @@ class RadixTree(Generic[V]):
 
     def audit(self) -> None:
         """Check the tree's own accounts in O(nodes). Raises ValueError saying what is wrong."""
-        queued = {id(node) for _, _, node in self._heap}
+        queued = {id(entry[-1]) for entry in self._heap}
         if len(queued) != len(self._heap):
             raise ValueError("a node waits twice for eviction")
-        count = 0
-        for node in self.nodes():
-            count += 1
+        nodes = list(self.nodes())
+        for node in nodes:
             parent = node.parent
             if parent is None or parent.children.get(node.key) is not node or node.locks < 0:
                 raise ValueError("a node is missing from its parent, or has negative locks")
@@ -368,11 +374,11 @@ class RadixTree(Generic[V]):
                 raise ValueError("the ordered keys of a node are not those of its children")
             if not node.children and not node.locks and not node.queued:
                 raise ValueError("an unlocked leaf can never be evicted")
-        pinned = sum(node.pinned > 0 for node in self.nodes())
+        pinned = sum(node.pinned > 0 for node in nodes)
         if pinned != self.num_pinned:
             raise ValueError(f"{pinned} nodes are pinned but the count says {self.num_pinned}")
-        if count != self._size:
-            raise ValueError(f"{count} nodes are in the tree but the count says {self._size}")
+        if len(nodes) != self._size:
+            raise ValueError(f"{len(nodes)} nodes are in the tree but the count says {self._size}")
         if any(not (root.children or root.locks) for root in self._top.children.values()):
             raise ValueError("an empty namespace was left behind")
 
@@ -393,18 +399,14 @@ class RadixTree(Generic[V]):
                 self._pushes += len(leaves)
                 heapq.heapify(self._ages)
 
-    def _place(self, node: Node[V]) -> _Place:
-        """Where a leaf is in the order of eviction."""
-        count = node.age + node.uses if self._by_uses else 0
-        return node.pinned > 0, count, node.last_use
-
-    def _entry(self, node: Node[V]) -> tuple[_Place, int, Node[V]]:
+    def _entry(self, node: Node[V]) -> _Entry[V]:
         self._pushes += 1
-        return self._place(node), self._pushes, node
+        count = node.age + node.uses if self._by_uses else 0
+        return node.pinned > 0, count, node.last_use, self._pushes, node
 
     def _forget_removed(self) -> None:
         # Nodes removed by name stay in the heap until they reach the top; keep them from outnumbering the rest.
-        self._heap = [entry for entry in self._heap if entry[2].parent is not None]
+        self._heap = [entry for entry in self._heap if entry[-1].parent is not None]
         heapq.heapify(self._heap)
 
 

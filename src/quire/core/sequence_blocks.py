@@ -6,6 +6,7 @@ The scheduler asks whether something fits and requests it; block ids, windows an
 from __future__ import annotations
 
 from collections.abc import Iterable
+from struct import Struct
 
 from quire.core.block_pool import AuditError, BlockPool
 from quire.core.cached_prefix import TOKEN_BYTES, CacheRules, Hit, Holder
@@ -33,6 +34,7 @@ class SequenceBlocks:
         self._partial = config.copy_partial and config.enable_prefix_caching
         self.num_groups = len(config.groups)
         self._size = config.block_size
+        self._key = Struct(f"{config.block_size}i").pack  # of a block, see Sequence.key
         self._keep = config.enable_prefix_caching
         self._budget = config.max_num_batched_tokens
         self._sliding = tuple((g, group.window) for g, group in enumerate(config.groups) if group.window)
@@ -99,8 +101,8 @@ class SequenceBlocks:
             _cache(seq).pin(seq.node, seconds)
 
     def missing(self, seq: Sequence, end: int) -> int:
-        """Blocks to take before the sequence can compute up to position `end`, over all groups."""
-        return max(0, blocks_for(end - seq.table.capacity, self._size)) * self.num_groups
+        """Blocks to take before the sequence can compute up to position `end`, past its capacity, over all groups."""
+        return blocks_for(end - seq.table.capacity, self._size) * self.num_groups
 
     def room(self, seq: Sequence) -> int:
         """Blocks that a sequence may take now: all available ones if no other runs but that of its pair."""
@@ -151,16 +153,16 @@ class SequenceBlocks:
 
     def publish_and_release(self, seq: Sequence) -> None:
         """After `computed` moved: publish blocks that are now full, and release those behind every window."""
-        table, size = seq.table, self._size
+        table, size, state = seq.table, self._size, seq.state
         cache = _cache(seq)
-        if seq.node is not None:
-            marks = seq.state.marks
-            for index in range(seq.published, min(seq.computed // size, seq.state.share_limit)):
-                key = seq.key(index * size, (index + 1) * size)
-                if marks:
-                    key += marks.get(index, b"")
-                seq.node = cache.publish(seq.node, key, [blocks[index] for blocks in table.blocks])
-                seq.published = index + 1
+        if (node := seq.node) is not None:
+            first, end = seq.published, min(seq.computed // size, state.share_limit)
+            for index in range(first, end):
+                key = self._key(*seq.tokens[index * size : (index + 1) * size])
+                if state.marks:
+                    key += state.marks.get(index, b"")
+                node = cache.publish(node, key, [blocks[index] for blocks in table.blocks])
+            seq.node, seq.published = node, max(first, end)
         for g, window in self._sliding:
             first, live = first_live_block(seq.computed, window, size), table.first_live[g]
             if first > live:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import field, replace
+from dataclasses import field
 from operator import add
 from typing import NamedTuple
 
@@ -18,8 +18,7 @@ from quire.records import dataclass
 from quire.types import FinishReason, NewSeq, ScheduledSeq, SchedulerOutput, SeqEvent, StepOutput
 
 
-@dataclass(frozen=True, slots=True)
-class StepCounts:
+class StepCounts(NamedTuple):
     """The contents of a step, for its StepRecord. Decode tokens are drafts and those of rows with a single token past
     the prompt.
     """
@@ -32,7 +31,7 @@ class StepCounts:
     def with_drafts(self, added: int, seen: int) -> StepCounts:
         """The counts with so many drafts more, which see so many keys."""
         decoded, context = self.decode_tokens + added, self.context_tokens + seen
-        return replace(self, decode_tokens=decoded, context_tokens=context) if added else self
+        return self._replace(decode_tokens=decoded, context_tokens=context) if added else self
 
 
 @dataclass(slots=True)

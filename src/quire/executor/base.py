@@ -24,7 +24,6 @@ from quire.executor.plans import Paging, PlanCounts, StepSize
 from quire.loader.packed import Packer
 from quire.loader.source import Sink
 from quire.logprobs import LogprobTable
-from quire.program.memory import kv_block_bytes
 from quire.program.program import Entry, Program
 from quire.program.tensors import Adapted, AdapterShape, Owned
 from quire.quant.floats import FloatsOrBits
@@ -183,11 +182,11 @@ def check_embeddings(program: Program, embeddings: Sequence[Embeddings], num_tok
     return program.entry
 
 
-def check_blocks(program: Program, limits: Limits, blocks: Sequence[int], content: U8) -> None:
+def check_blocks(limits: Limits, block_bytes: int, blocks: Sequence[int], content: U8) -> None:
     """Raise ValueError unless these are arguments for read_blocks or write_blocks."""
     if blocks and not 0 <= min(blocks) <= max(blocks) < limits.num_blocks:
         raise ValueError(f"blocks: {list(blocks)} are not all in [0, {limits.num_blocks - 1}]")
-    shape = len(blocks), kv_block_bytes(program, limits.block_size)
+    shape = len(blocks), block_bytes
     if content.shape != shape or content.dtype != np.uint8:
         raise ValueError(f"content: {content.dtype} {list(content.shape)} is not uint8 {list(shape)}")
 

@@ -138,6 +138,7 @@ class NativeExecutor(NativeAdapters):
         self._core.allocate_weights()
         self.held_experts = HeldExperts(self._core, program)
         self._limits: Limits | None = None
+        self._block_bytes = 0  # before bind
         self._arrays: StepArrays | None = None
         self._outputs: list[tuple[str, F32, bool]] = []  # name, all its rows, whether they are logit rows
         self._plans: StepPlans[Outputs] = StepPlans()
@@ -318,17 +319,17 @@ class NativeExecutor(NativeAdapters):
         native = _native.Limits()
         for field in fields(limits):
             setattr(native, field.name, getattr(limits, field.name))
-        block_bytes = kv_block_bytes(self.program, limits.block_size)
+        self._block_bytes = kv_block_bytes(self.program, limits.block_size)
         try:
             self._core.bind(
                 native,
                 *_addresses(arrays),
                 plan.total,
-                block_bytes,
+                self._block_bytes,
                 self._activations,
             )
         except MemoryError as error:
-            need = plan.total + block_bytes * limits.blocks
+            need = plan.total + self._block_bytes * limits.blocks
             raise MemoryBudgetError(
                 f"memory: could not allocate {format_size(need)} for the KV cache and activations: lower --memory, or "
                 "raise the limit of address space (ulimit -v)"
@@ -494,19 +495,19 @@ class NativeExecutor(NativeAdapters):
         """Bytes of a KV block; see Runnable.block_bytes."""
         if self._limits is None:
             raise RuntimeError("blocks are there after bind")
-        return kv_block_bytes(self.program, self._limits.block_size)
+        return self._block_bytes
 
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
-        """Copy KV blocks out; see Runnable.read_blocks."""
+        """Copy KV blocks out, with the interpreter lock: who took it would hold up steps; see Runnable.read_blocks."""
         cache = self._cache(blocks, into)
         for row, block in zip(into, blocks, strict=True):
-            row[:] = cache[block]
+            row.data[:] = cache[block].data
 
     def write_blocks(self, blocks: Sequence[int], content: U8) -> None:
-        """Copy KV blocks in; see Runnable.write_blocks."""
+        """Copy KV blocks in, as read_blocks does; see Runnable.write_blocks."""
         cache = self._cache(blocks, content)
         for row, block in zip(content, blocks, strict=True):
-            cache[block] = row
+            cache[block].data[:] = row.data
 
     def copy_blocks(self, blocks: Sequence[int], targets: Sequence[int]) -> None:
         """Copy blocks inside the cache; see Runnable.copy_blocks."""
@@ -522,7 +523,7 @@ class NativeExecutor(NativeAdapters):
             raise RuntimeError("blocks are there after bind")
         self._core.warm_blocks(count)
         chunk = 2 * 2**21  # one may be on its way, and pages may be huge
-        return -(-(self._core.kv_warmed + chunk) // kv_block_bytes(self.program, self._limits.block_size))
+        return -(-(self._core.kv_warmed + chunk) // self._block_bytes)
 
     def give_pages(self) -> None:
         """Give back pages that can be had again; see Runnable.give_pages."""
@@ -534,12 +535,11 @@ class NativeExecutor(NativeAdapters):
         """The KV cache, one row a block."""
         if self._limits is None:
             raise RuntimeError("blocks are there after bind")
-        check_blocks(self.program, self._limits, blocks, content)
+        check_blocks(self._limits, self._block_bytes, blocks, content)
         [address] = [address for name, address, _ in self._core.arenas() if name == "kv"]
-        whole = self._limits.blocks, content.shape[1]
-        return np.ctypeslib.as_array((ctypes.c_uint8 * (whole[0] * whole[1])).from_address(address)).reshape(
-            whole
-        )
+        size = self._limits.blocks * self._block_bytes
+        whole = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+        return whole.reshape(self._limits.blocks, self._block_bytes)
 
     def memory(self) -> Mapping[str, int]:
         """Bytes held by part."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
 
 import msgspec
@@ -10,7 +11,7 @@ from quire.router.backend_server import ROUTED, SPILLED, BackendServer
 from quire.router.dividing import divisible
 from quire.router.request_heads import request_head
 from quire.router.resuming import is_resumable, is_seeded, with_seed
-from quire.router.routed_request import AskedOfServers, named, without_field
+from quire.router.routed_request import AskedOfServers, named, with_time_left, without_field
 from quire.router.router_context import RouterContext
 from quire.routing.continued import FIELD, STREAM, stream_proof
 from quire.routing.prefix_index import prompt_digests
@@ -66,6 +67,15 @@ class AimedRequest:
         self.digests = prompt_digests(self._domain(), self._parts)
         self.ticket: bytes | None = None
         self.divisible = divisible(self.exchange, self.asked)
+
+    @property
+    def passed(self) -> float:
+        """Seconds since it came."""
+        return time.monotonic() - self.exchange.arrival
+
+    def pass_time(self) -> None:
+        """The next server gets what is left of the request's times."""
+        self.body = with_time_left(self.body, self.asked, self.passed)
 
     def _domain(self) -> bytes:
         """What separates prompts that share no cache: the model, and the client's key where servers see it."""

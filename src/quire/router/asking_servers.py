@@ -48,6 +48,7 @@ class AskingServers:
     async def ask(self, backend: BackendServer) -> ApiError | Relay | None:
         """Ask a server; None once the client has its answer, else what to answer if no other server can."""
         request, prompt, began = self._request, self._request.prompt(), time.monotonic()
+        request.pass_time()
         self._predicted = prompt.cached(backend.name)
         if not self._counted:
             self._counted = True

@@ -31,7 +31,8 @@ class Choosing:
         if found is None and gone and tries.may_wait and self._may_hold():
             backends = self._context.backends
             now = asyncio.get_running_loop().time()
-            self._hold_until = self._hold_until or now + backends.config.hold_seconds
+            left = self._request.asked.seconds_left(self._request.passed)
+            self._hold_until = self._hold_until or now + min(backends.config.hold_seconds, left)
             found = await backends.hold(
                 self._request.prompt().prompt_tokens,
                 self._request.model,
@@ -63,6 +64,8 @@ class Choosing:
         ):
             text = f"{VERSION}: no server has these weights now"
             return ApiError(409, text, code="version_not_available", param=VERSION)
+        if self._request.asked.seconds_left(self._request.passed) <= 0:
+            return ApiError(504, "no server could take this request in time", code="deadline_exceeded")
         return ApiError(
             503, "no server can take this request now", code="no_backend", headers=retry_headers(1.0)
         )

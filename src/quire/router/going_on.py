@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 
@@ -56,6 +57,7 @@ class GoingOn:
         Raises ClientError if it fails too, and CannotResumeError.
         """
         delivered = DeliveredStream(relay.delivered)
+        self._request.pass_time()
         behind = self._behind_output(relay)
         if behind is None or not await self._follow(relay, other, delivered, behind):
             await self._follow(relay, other, delivered, self._request.body)
@@ -88,16 +90,20 @@ class GoingOn:
             sent = other.client.requested(request.head(other, body_size(body)), body, sink, sink.take)
             other.reading.add(sink)
             try:
-                async for piece in sink.pieces(sent):
-                    computing.close()
-                    if sink.version and sink.version != relay.headers.get(VERSION, sink.version):
-                        raise CannotResumeError("the other server has other weights")
-                    known = resumed.ids.size
-                    rest = resumed.feed(piece)
-                    relay.follows(sink.mark, resumed.ids, resumed.ids.size - known)
-                    if rest:
-                        relay.add(rest)
-                        await request.exchange.write(rest)
+                async with asyncio.timeout(self._context.backends.config.first_byte_timeout) as begins:
+                    async for piece in sink.pieces(sent):
+                        begins.reschedule(None)
+                        computing.close()
+                        if sink.version and sink.version != relay.headers.get(VERSION, sink.version):
+                            raise CannotResumeError("the other server has other weights")
+                        known = resumed.ids.size
+                        rest = resumed.feed(piece)
+                        relay.follows(sink.mark, resumed.ids, resumed.ids.size - known)
+                        if rest:
+                            relay.add(rest)
+                            await request.exchange.write(rest)
+            except TimeoutError:
+                raise ClientError("did not begin to answer in time") from None
             except ClientError:
                 if behind and sink.status in _OF_OUTPUT:
                     return False

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from quire.util.http_client import ClientConnection
 
-_SIZE = re.compile(rb"([1-9a-f][0-9a-f]{0,5})\r\n")  # the first line of a chunk, as most servers write it
+_SIZE = re.compile(rb"([1-9a-f][0-9a-f]{0,7})\r\n")  # the first line of a chunk, as most servers write it
 _NO_HEAD = b"\n"  # how no chunk begins
 
 

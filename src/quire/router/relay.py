@@ -22,6 +22,7 @@ WHOLE_BYTES = 2**20  # an answer of a known length up to this is sent when it is
 _AHEAD_BYTES = 256 * 1024  # of a stream, kept while its client does not read
 _ENDS = 4096  # bytes at the beginning, and of each of the last parts, that are looked at
 _LAST = 16  # parts
+_EVENT_BYTES = 16 * 2**20  # of a stream, until an event is complete
 _KEPT_AT_ONCE = 4096  # bytes of a stream for which memory is taken at least
 _CHUNK_ENDS = tuple(end + b"\r\n" for end in EVENT_ENDS)  # of chunks that end with an event
 _HOP = frozenset((
@@ -97,7 +98,8 @@ class Relay(FromServer):
         self.is_stream = headers.get("content-type", "").startswith("text/event-stream")
         self.mark = headers.get(STREAM, "") if status == 200 and self.is_stream else ""
         length = headers.get("content-length", "")
-        self.is_whole = length.isdigit() and int(length) <= WHOLE_BYTES
+        whole = length.isdigit() and int(length) <= WHOLE_BYTES
+        self.is_whole = whole and not (self.is_stream and status == 200)
         self._tell()
 
     def data(self, chunk: bytes, at: float) -> None:
@@ -107,7 +109,7 @@ class Relay(FromServer):
             self.seen.takes(chunk)
         if not self.beginning:
             self.beginning = chunk[:_ENDS]
-        if not self.is_stream or (self._keep is None and not self.mark):
+        if not self.is_stream:
             self._last.append(chunk[-_ENDS:])
         elif not (chunk := self._whole_events(chunk)):
             return
@@ -143,17 +145,18 @@ class Relay(FromServer):
         return True
 
     def _whole_events(self, chunk: bytes) -> bytes:
-        """What may be sent: complete events, which are kept as long as there is memory."""
+        """What may be sent: complete events, so that an error can follow whatever comes, which are kept as long as
+        there is memory. Raises ClientError for one that is too long."""
         if self._part or not chunk.endswith(EVENT_ENDS):
             chunk, self._part = complete_events(self._part + chunk)
+            if len(self._part) > _EVENT_BYTES:
+                raise ClientError("bad answer: an event without end")
         if self.mark and chunk:
             known = self.ids.size
             chunk = (self.ids if self.is_kept else OutputIds()).take(chunk)
             self._count(self.ids.size - known)
         if chunk:
             self.add(chunk)
-            if self._keep is None and not self.mark:
-                chunk, self._part = chunk + self._part, b""
         return chunk
 
     def add(self, data: bytes) -> None:

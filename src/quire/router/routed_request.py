@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -16,6 +17,7 @@ _ID = re.compile(rb'"id":\s*"(resp_[\w-]{1,128})"')
 _USAGE = re.compile(
     rb'"(prompt_tokens|completion_tokens|input_tokens|output_tokens|cached_tokens)":\s*(\d{1,9})'
 )
+_NOTICED = 0.01  # seconds: less of a time need not be told
 _TAIL = 4096  # bytes at the end of an answer in which its usage stands
 
 
@@ -59,6 +61,8 @@ class AskedOfServers(msgspec.Struct):
     echo: Any = None
     return_token_ids: Any = None
     return_accepted_drafts: Any = None
+    deadline_ms: Any = None
+    max_queue_ms: Any = None
     kv_transfer_params: Any = msgspec.UNSET
     resumed_output: Any = msgspec.UNSET
 
@@ -85,6 +89,15 @@ class AskedOfServers(msgspec.Struct):
         """The limit of the answer's tokens, if there is one."""
         given = (self.max_tokens, self.max_completion_tokens, self.max_output_tokens, self.n_predict)
         return next((each for each in given if isinstance(each, int) and each > 0), None)
+
+    def times(self) -> dict[str, float]:
+        """Milliseconds from its arrival within which the request is to begin or to end, by field."""
+        given = {"deadline_ms": self.deadline_ms, "max_queue_ms": self.max_queue_ms}
+        return {name: each for name, each in given.items() if type(each) in {int, float} and each > 0}
+
+    def seconds_left(self, passed: float) -> float:
+        """Until the first of these times, so many seconds after the arrival; infinite without one."""
+        return min(self.times().values(), default=math.inf) / 1e3 - passed
 
     def features(self) -> AskedFeatures | None:
         """By what a request's difficulty is seen; None if that is not known."""
@@ -138,6 +151,14 @@ def with_field(body: SentBody, name: str, value: bytes, *, replaces: bool) -> Se
     last = parts[-1]
     assert isinstance(last, bytes)  # the client's body, or the end of what was put behind it
     return (*parts[:-1], memoryview(last)[: last.rindex(b"}")], b',"%b":%b}' % (name.encode(), value))
+
+
+def with_time_left(body: SentBody, asked: AskedOfServers, passed: float) -> SentBody:
+    """A body whose times are what is left of them after so many seconds: servers count from the arrival there."""
+    for name, milliseconds in asked.times().items() if passed >= _NOTICED else ():
+        left = max(milliseconds - 1e3 * passed, 1.0)
+        body = with_field(body, name, b"%.3f" % left, replaces=True)
+    return body
 
 
 def without_field(body: SentBody, name: str) -> SentBody:

@@ -25,7 +25,7 @@ _SHOWN = (
 
 
 class StepProfile:
-    """The steps of an engine from `start` to `stop`, written to a new file in a folder."""
+    """The steps of an engine from `start` to `stop`, or MAX_STEPS of them, written to a new file in a folder."""
 
     def __init__(self, engine: Engine, folder: str | None) -> None:
         self._engine, self._folder = engine, folder
@@ -41,7 +41,7 @@ class StepProfile:
                 None, "profiles are off; a server with --profile-dir writes them", "profiles_off"
             )
         if self._task is not None:
-            raise ApiError(409, "a profile runs; POST /stop_profile ends it", code="profile_runs")
+            raise ApiError(409, "a profile has begun; POST /stop_profile writes it", code="profile_runs")
         try:
             await asyncio.to_thread(Path(self._folder).mkdir, parents=True, exist_ok=True)
         except OSError as error:
@@ -62,9 +62,7 @@ class StepProfile:
             raise ApiError(409, "no profile runs; POST /start_profile begins one", code="no_profile")
         task.cancel()
         await asyncio.wait([task])
-        with contextlib.suppress(EngineUnavailableError):
-            await self._take(more=False)
-        self.tell()
+        await self._end()
         name, steps = f"steps-{time.strftime('%Y%m%dT%H%M%S')}-{time.monotonic_ns()}.json", self._steps
         self._steps = []
         try:
@@ -94,6 +92,13 @@ class StepProfile:
             with contextlib.suppress(EngineUnavailableError):
                 await self._take()
             await asyncio.sleep(_POLL_SECONDS)
+        await self._end()
+
+    async def _end(self) -> None:
+        """From now on steps are not timed."""
+        with contextlib.suppress(EngineUnavailableError):
+            await self._take(more=False)
+        self.tell()
 
     async def _take(self, *, more: bool = True) -> None:
         """Add the steps that began since the last one; `more` are to follow, with their stages."""

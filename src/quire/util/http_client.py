@@ -21,11 +21,15 @@ import httptools
 from quire.records import dataclass
 from quire.routing.addresses import is_server_url
 from quire.types import QuireError
+from quire.util.keepalive import end_when_gone
 
 Clock = Callable[[], float]
 SentBody = bytes | tuple[bytes | memoryview, ...]  # of a request: whole, or in parts, none of which is copied
 MAX_BODY_BYTES = 64 << 20  # of an answer that is not a stream
 MAX_HEADER_BYTES = 64 << 10
+# A server that was started again while the way to it was cut never says that its connections are gone: the kernel asks
+# after so many seconds without a byte, so often, and so many times.
+_PROBES = 30, 10, 3
 _UNREACHABLE = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT, errno.ECONNRESET))
 
 
@@ -407,6 +411,7 @@ class Client:
                 f"connect: {server.authority}: {why}", refused=refused, silent=silent
             ) from None
         self.opened += 1
+        end_when_gone(transport.get_extra_info("socket"), *_PROBES)
         self._address = (transport.get_extra_info("peername") or (server.host, server.port))[:2]
         return connection
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from quire.config.launched import Launched, RendezvousError
+from quire.util.keepalive import end_when_gone
 
 JOIN_SECONDS = 60.0
 SAY_SECONDS = 30.0  # between two lines that say who is waited for
@@ -216,9 +217,7 @@ def _prove(sock: socket.socket, at: Launched) -> None:
 def _tune(sock: socket.socket) -> None:
     """Send small messages at once, and end within seconds when the other host is gone while nothing is sent."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3)):
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    end_when_gone(sock, 5, 2, 3)
 
 
 def _proof(secret: bytes, role: bytes, said: bytes) -> bytes:

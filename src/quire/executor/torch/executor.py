@@ -210,12 +210,12 @@ class TorchExecutor:
 
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
         state, reader = self._bound()
-        check_blocks(self.program, reader.limits, blocks, into)
+        check_blocks(reader.limits, self.block_bytes, blocks, into)
         into[:] = state.memory[list(blocks)].cpu().numpy()
 
     def write_blocks(self, blocks: Sequence[int], content: U8) -> None:
         state, reader = self._bound()
-        check_blocks(self.program, reader.limits, blocks, content)
+        check_blocks(reader.limits, self.block_bytes, blocks, content)
         state.memory[list(blocks)] = torch.from_numpy(np.array(content)).to(state.memory.device)
 
     def copy_blocks(self, blocks: Sequence[int], targets: Sequence[int]) -> None:
