@@ -37,7 +37,7 @@ def framed(data: bytes) -> bytes:
 
 def payload_of(data: bytes) -> bytes | None:
     """What whole chunks contain, without their framing; None if data is anything else, or framed in another form."""
-    found, at = [], 0
+    found, at = list[bytes](), 0
     while at < len(data):
         line = _SIZE.match(data, at)
         if line is None:
