@@ -7,12 +7,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from typing import Any
 
 import pytest
 
 from helpers.fake_llm import Behaviour
 from helpers.routed import routed
+from helpers.wire import Wire
 from quire.router.passing_connection import PassingConnection, framed, is_one_chunk, payload_of
 from quire.router.relay import Relay
 from quire.server.queued_writes import QueuedWrites
@@ -40,16 +40,6 @@ def test_chunks_are_told_from_all_else() -> None:
     ):
         assert not is_one_chunk(data)
         assert payload_of(data) is None
-
-
-class Wire(asyncio.Transport):
-    """Takes whatever is written."""
-
-    def writelines(self, _: Any) -> None:
-        """Nobody reads."""
-
-    def is_closing(self) -> bool:
-        return False
 
 
 class Taking:
@@ -92,7 +82,7 @@ def test_what_is_not_passed_is_parsed() -> None:
     async def answer() -> Taking:
         taking = Taking(generator)
         connection = taking.connection
-        connection.connection_made(Wire())
+        connection.connection_made(Wire("server", []))
         connection.begin(SentRequest(b"", b"", taking, lambda _at: None, lambda _connection: None))
         for piece in filter(None, pieces):
             connection.data_received(piece)
