@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from typing import cast
 
 from quire.router.passing_connection import PassingConnection, framed, is_one_chunk, payload_of
 from quire.router.resuming import EVENT_ENDS, complete_events
@@ -259,8 +260,9 @@ class Relay(FromServer):
     async def stream(self, request: asyncio.Task[None]) -> None:
         """Send the answer, whose response has started, until `request`, which is followed, ends. Raises ClientError if
         it is cut off."""
-        self._writer = writer = self._exchange.direct_writer()
-        connection, looked_at = self._connection, self.mark or self.seen is not None or not self.is_stream
+        self._writer = self._exchange.direct_writer()
+        connection, writer = self._connection, cast(object, self._writer)
+        looked_at = self.mark or self.seen is not None or not self.is_stream
         if isinstance(connection, PassingConnection) and isinstance(writer, QueuedWrites) and not looked_at:
             connection.passes = partial(self._pass, writer)
         while self._kept or not request.done():
