@@ -7,7 +7,7 @@ blocks in the cache; from host memory, after others have taken its place; from t
 the file were dropped (cold) or not (warm); from a kv-server in a process of its own, over loopback; and from a Redis,
 if there is one, over a Unix socket. The disk's rate is that of reading the same file in one thread, cold. Then steps of
 one sequence that decodes, in pairs: alone, before and after, and while one of the longest prompts is fetched from the
-file (cold), or from host memory.
+file (cold), or from host memory. With --delays these alone.
 """
 
 from __future__ import annotations
@@ -237,8 +237,8 @@ def delays(
     return found
 
 
-def report(found: Found, delay: dict[str, list[Delay]], block: int, rate: float) -> None:
-    """Print tables."""
+def report(found: Found, block: int, rate: float) -> None:
+    """Print the table of times, and the shares that were cached."""
     rows = found.rows(block, rate)
     print(f"the disk reads {rate / 1e9:.2f} GB/s; a block of 16 tokens has {block:,} bytes; times in ms")
     print(f"| {' | '.join(rows[0])} |\n|{'--:|' * len(rows[0])}")
@@ -248,6 +248,10 @@ def report(found: Found, delay: dict[str, list[Delay]], block: int, rate: float)
         print(
             f"{what}: {mean(shares):.1%} of the prompts' whole blocks were cached, {min(shares):.1%} at least"
         )
+
+
+def report_delays(delay: dict[str, list[Delay]]) -> None:
+    """Print what fetching takes from steps."""
     for what, pairs in delay.items():
         ratios = [pair.fetching / pair.alone for pair in pairs]
         low, high = interval([[ratio] for ratio in ratios])
@@ -268,6 +272,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("build/kv_tiers"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=16, help="of steps alone and while a prompt is fetched")
+    parser.add_argument("--delays", action="store_true", help="no times to the first token")
     parser.add_argument("--dtype", default="bfloat16")
     args = parser.parse_args()
     shutil.rmtree(args.folder, ignore_errors=True)
@@ -282,11 +287,12 @@ def main() -> None:
         length: [[rng.randrange(5, 4000) for _ in range(length + 1)] for _ in range(max(2, args.rounds))]
         for length in args.lengths
     }
-    found = restores(args, options, disk, prompts)
-    delay = delays(args, options, disk, prompts[max(args.lengths)])
-    with LLM(args.shape, kv_tiers=disk, **options) as llm:
-        block = ready(llm)
-    report(found, delay, block, read_rate(args.folder, block * max(args.lengths) // 16))
+    if not args.delays:
+        found = restores(args, options, disk, prompts)
+        with LLM(args.shape, kv_tiers=disk, **options) as llm:
+            block = ready(llm)
+        report(found, block, read_rate(args.folder, block * max(args.lengths) // 16))
+    report_delays(delays(args, options, disk, prompts[max(args.lengths)]))
     shutil.rmtree(args.folder)
 
 

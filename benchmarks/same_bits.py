@@ -197,6 +197,8 @@ class Memory:
     def copy_seconds(self, name: Name) -> float:
         return 0.0
 
+    work_seconds = copy_seconds
+
     def put(self, name: Name, content: Any) -> None:
         self.contents[name] = content
 
@@ -205,6 +207,9 @@ class Memory:
 
     def arrived(self, most: int) -> tuple[()]:
         return ()
+
+    def spent(self) -> float:
+        return 0.0
 
     def get(self, name: Name) -> Any:
         self.asked += 1

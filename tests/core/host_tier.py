@@ -75,6 +75,8 @@ class HostTier:
     def copy_seconds(self, name: Name) -> float:
         return 0.0
 
+    work_seconds = copy_seconds
+
     def move(self, cells: dict[tuple[int, int], Cell], moves: list[Move]) -> dict[int, bool]:
         """One step: returns the moves that have ended, of earlier steps and of `moves`."""
         ended = {}

@@ -72,7 +72,9 @@ def overtaken_too_long(scheduler: Scheduler, asked: list[Request], *, by_account
 
 
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if not policy.startswith("priority")])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.scheduling) for seed in range(1, 20))]
+)
 def test_nothing_is_overtaken_beyond_the_bound(policy: str, seed: int) -> None:
     asked = requests(random.Random(seed), 600, 1.6)
     scheduler = Scheduler(config(policy=policy, **CROWD))

@@ -112,6 +112,8 @@ class RamTier:
     def copy_seconds(self, name: Name) -> float:
         return 0.0
 
+    work_seconds = copy_seconds
+
     def put(self, name: Name, content: U8) -> None:
         self.contents[name] = content
 
@@ -120,6 +122,9 @@ class RamTier:
 
     def arrived(self, most: int) -> list[tuple[int, U8 | None]]:
         return []
+
+    def spent(self) -> float:
+        return 0.0
 
     def get(self, name: Name) -> U8 | None:
         self.asked += 1

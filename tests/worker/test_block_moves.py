@@ -26,6 +26,7 @@ class Blocks:
         self.written: list[int] = []
         self.read: list[int] = []
         self.kept: list[bytes] = []
+        self.reading = self.took = 0.0  # seconds of readers: for a content, and those that were not told yet
 
     def perf_counter(self) -> float:
         return self.now
@@ -49,7 +50,12 @@ class Blocks:
 
     def arrived(self, most: int) -> list[tuple[int, U8 | None]]:
         found, self.read = self.read[:most], self.read[most:]
+        self.took += self.reading * len(found)
         return [(block, None if block == 33 else np.full(8, block, np.uint8)) for block in found]
+
+    def spent(self) -> float:
+        took, self.took = self.took, 0.0
+        return took
 
     def get(self, name: Name) -> U8 | None:
         return None if name[1] == 7 else np.full(8, name[1], np.uint8)
@@ -80,19 +86,36 @@ def test_without_sequences_everything_comes_at_once(blocks: Blocks) -> None:
 
 @pytest.mark.parametrize("kind", [b"h", b"c"])
 def test_beside_sequences_a_part_of_a_step(blocks: Blocks, kind: bytes) -> None:
-    """A copy takes a millisecond, so a step of 0.4 s has time for eight, and the shortest one for one."""
+    """A copy takes a millisecond: eight are 2 % of 0.39 s. What is above that, later steps have less."""
     moves = made(blocks)
-    assert len(moves.run(moves_of(kind, *range(40, 80)), 0.4)) == 1  # not known yet
-    counts = []
-    for step in (0.4, 0.2, 0.01, 0.4):
+    counts = [len(moves.run(moves_of(kind, *range(40, 80)), 0.39))]
+    for step in (0.19, 0.03, 0.02, 0.015, 0.39):
         began = len(blocks.written)
         assert moves
         filled = moves.run([], step)
         assert list(filled) == blocks.written[began:]
         counts.append(len(filled))
-    assert counts == [8, 4, 1, 8]
-    assert len(moves.run([], math.inf)) == 40 - 22
+    assert counts == [8, 4, 1, 0, 0, 8]
+    assert len(moves.run([], math.inf)) == 40 - 21
     assert not moves
+
+
+@pytest.mark.parametrize("kind", [b"h", b"c"])
+def test_a_short_step_takes_one_block(blocks: Blocks, kind: bytes) -> None:
+    moves = made(blocks)
+    counts = [len(moves.run(moves_of(kind, *range(40, 44)), 0.001))]
+    counts += [len(moves.run([], 0.001)) for _ in range(3)]
+    assert counts == [1] * 4
+    assert not moves
+
+
+def test_what_readers_took_counts(blocks: Blocks) -> None:
+    """Reading takes four times as long as copying, so a block comes in every fifth step."""
+    moves, blocks.reading = made(blocks), 0.004
+    moves.run(moves_of(b"c", *range(40, 80)), 0.0499)
+    for _ in range(50):
+        moves.run([], 0.0499)
+    assert 10 <= len(blocks.written) <= 12
 
 
 def test_what_leaves_is_copied_at_once(blocks: Blocks) -> None:

@@ -25,7 +25,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
 from quire.core.service_estimates import TokenCosts
 from quire.core.soft_tokens import block_keys
-from quire.core.tier import FILL_SHARE, Name, Tier, chain, root_digest
+from quire.core.tier import FILL_SHARE, SHORT_STEP, Name, Tier, chain, root_digest
 from quire.records import dataclass
 from quire.types import NO_BLOCK
 
@@ -135,9 +135,12 @@ class Fetches:
         return True
 
     def _block_seconds(self, name: Name, running: int) -> float:
-        """Until a block has come: beside sequences copies have a part of a step, or a step each."""
+        """Until a block has come: beside sequences blocks have a part of each step, or short steps one block each."""
         copy = self._tier.copy_seconds(name)
-        return max(copy, min(copy / FILL_SHARE, self._costs.token_seconds())) if running else copy
+        if not running:
+            return copy
+        step, bounded = self._costs.token_seconds(), self._tier.work_seconds(name) / FILL_SHARE
+        return max(copy, min(bounded, step) if step < SHORT_STEP else bounded)
 
     def _saved(self, start: int, end: int) -> float:
         """Seconds that it takes to compute a part of a prompt."""

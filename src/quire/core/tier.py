@@ -12,7 +12,8 @@ from hashlib import blake2b
 from typing import Protocol
 
 DIGEST_BYTES = 16
-FILL_SHARE = 0.02  # of a step with sequences, for copies of contents that come in, or one copy
+FILL_SHARE = 0.02  # of steps with sequences, for contents that come in: reading, checking and copying
+SHORT_STEP = 0.01  # seconds: a step below that takes one content, whatever its share
 Name = tuple[bytes, int]  # of a block: its digest and its cache group
 
 
@@ -45,6 +46,9 @@ class Tier(Protocol):
 
     def copy_seconds(self, name: Name) -> float:
         """What it takes to copy a block in that it holds, as far as known; 0 for nothing."""
+
+    def work_seconds(self, name: Name) -> float:
+        """What of that a step lasts longer where it happens beside one."""
 
 
 def root_digest(fingerprint: bytes, tenant: str, namespace: str) -> bytes:

@@ -498,16 +498,16 @@ class NativeExecutor(NativeAdapters):
         return self._block_bytes
 
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
-        """Copy KV blocks out; see Runnable.read_blocks."""
+        """Copy KV blocks out, with the interpreter lock: who took it would hold up steps; see Runnable.read_blocks."""
         cache = self._cache(blocks, into)
         for row, block in zip(into, blocks, strict=True):
-            row[:] = cache[block]
+            row.data[:] = cache[block].data
 
     def write_blocks(self, blocks: Sequence[int], content: U8) -> None:
-        """Copy KV blocks in; see Runnable.write_blocks."""
+        """Copy KV blocks in, as read_blocks does; see Runnable.write_blocks."""
         cache = self._cache(blocks, content)
         for row, block in zip(content, blocks, strict=True):
-            cache[block] = row
+            cache[block].data[:] = row.data
 
     def copy_blocks(self, blocks: Sequence[int], targets: Sequence[int]) -> None:
         """Copy blocks inside the cache; see Runnable.copy_blocks."""

@@ -1,13 +1,13 @@
 """Copies of KV blocks between an executor and a store.
 
 A content that leaves is copied at once, since its block may have a new owner in the same step. Contents come in as fast
-as they can while no sequence runs. Beside sequences they take a part of a step's time, or one block: who decodes does
-not wait for the prompts of others.
+as they can while no sequence runs. Beside sequences all that they take, reading and checking in other threads too, is a
+part of the time of steps: what a block takes above the part of its step, the next steps have less. Short steps take one
+block each. So who decodes does not wait for the prompts of others.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -16,11 +16,9 @@ from typing import Protocol
 import numpy as np
 
 from quire.cache_kinds import Move
-from quire.core.tier import FILL_SHARE, Name
+from quire.core.tier import FILL_SHARE, SHORT_STEP, Name
 from quire.executor.base import Runnable
 from quire.worker.kv_file import U8
-
-_RECENT = 0.1  # of the latest copy in the mean
 
 
 class BlockStore(Protocol):
@@ -39,6 +37,9 @@ class BlockStore(Protocol):
     def get(self, name: Name) -> U8 | None:
         """A content that was put; None if it is not kept any more."""
 
+    def spent(self) -> float:
+        """What reading contents took from steps since the last call, seconds."""
+
 
 class BlockMoves:
     """The copies of one worker. Calls come from its thread."""
@@ -47,7 +48,7 @@ class BlockMoves:
         self._executor, self._store = executor, store
         self._kept: deque[Move] = deque()  # contents that the store has at hand
         self._coming = 0  # contents that the store reads
-        self._seconds = 0.0  # of a copy: a moving mean
+        self._left = 0.0  # seconds that blocks may take yet; below 0: what they took above their part
         self._kept_first = False
 
     def __bool__(self) -> bool:
@@ -65,27 +66,31 @@ class BlockMoves:
                 self._coming += 1
             else:
                 self._kept.append(move)
-        most, filled = self._most(step), dict[int, bool]()
-        self._kept_first = not self._kept_first  # so that none of the two waits for the end of the other
-        for take in (self._take_kept, self._take_arrived)[:: 1 if self._kept_first else -1]:
-            most -= take(most, filled)
+        filled: dict[int, bool] = {}
+        self._left = min(self._left, 0.0) + FILL_SHARE * step - self._store.spent()
+        while (self._left > 0 or (step < SHORT_STEP and not filled)) and self._fill_one(filled):
+            pass
         return filled
 
-    def _take_kept(self, most: int, filled: dict[int, bool]) -> int:
-        """Copy contents that are at hand; how many."""
-        copied = 0
-        while self._kept and copied < most:
-            move = self._kept.popleft()
-            copied += self._fill(move.block, self._store.get((move.digest, move.group)), filled)
-        return copied
+    def _fill_one(self, filled: dict[int, bool]) -> bool:
+        """Copy a content that is at hand, or one that has come, in turns; whether there was one."""
+        self._kept_first = not self._kept_first  # so that none of the two waits for the end of the other
+        takes = self._take_kept, self._take_arrived
+        return any(take(filled) for take in (takes if self._kept_first else takes[::-1]))
 
-    def _take_arrived(self, most: int, filled: dict[int, bool]) -> int:
-        """Copy contents that have come; how many."""
-        copied = 0
-        while self._coming and copied < most and (found := self._store.arrived(most - copied)):
-            self._coming -= len(found)
-            copied += sum([self._fill(block, content, filled) for block, content in found])
-        return copied
+    def _take_kept(self, filled: dict[int, bool]) -> bool:
+        if not self._kept:
+            return False
+        move = self._kept.popleft()
+        self._fill(move.block, self._store.get((move.digest, move.group)), filled)
+        return True
+
+    def _take_arrived(self, filled: dict[int, bool]) -> bool:
+        found = self._store.arrived(1) if self._coming else ()
+        self._coming -= len(found)
+        for block, content in found:
+            self._fill(block, content, filled)
+        return bool(found)
 
     def content(self, block: int) -> U8:
         """A copy of what is in a KV block."""
@@ -93,18 +98,9 @@ class BlockMoves:
         self._executor.read_blocks([block], content[None])
         return content
 
-    def _most(self, step: float) -> int:
-        """Contents that come in at most."""
-        if math.isinf(step):
-            return 2**31
-        return max(1, int(FILL_SHARE * step / self._seconds)) if self._seconds else 1
-
-    def _fill(self, block: int, content: U8 | None, filled: dict[int, bool]) -> bool:
+    def _fill(self, block: int, content: U8 | None, filled: dict[int, bool]) -> None:
         filled[block] = content is not None
-        if content is None:
-            return False
-        start = time.perf_counter()
-        self._executor.write_blocks([block], content[None])
-        seconds = time.perf_counter() - start
-        self._seconds += (seconds - self._seconds) * (_RECENT if self._seconds else 1.0)
-        return True
+        if content is not None:
+            start = time.perf_counter()
+            self._executor.write_blocks([block], content[None])
+            self._left -= time.perf_counter() - start

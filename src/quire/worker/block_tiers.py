@@ -23,11 +23,14 @@ SAVE_SECONDS = 3.0  # for blocks that are kept nowhere yet, before the engine sl
 
 class BlockTiers:
     """See core.tier.Tier and worker.BlockStore. `ram` is None without host memory; `kept` are the others, the server
-    last. An `eager` engine saves all that it has computed in the next step: others wait for it."""
+    last. An `eager` engine saves all that it has computed in the next step: others wait for it. `crowded`: the share of
+    the cores that steps run on, and so of what readers take from them."""
 
-    def __init__(self, ram: SwapSpace | None, kept: Sequence[KeptBlocks], *, eager: bool = False) -> None:
+    def __init__(
+        self, ram: SwapSpace | None, kept: Sequence[KeptBlocks], *, eager: bool = False, crowded: float = 1.0
+    ) -> None:
         self.ram, self.kept, self.fingerprint = ram, kept, kept[0].fingerprint
-        self._eager = eager
+        self._eager, self._crowded = eager, crowded
         self.content: Callable[[int], U8]  # of a block of the cache: the worker's, once there is one
         self.sleeping = False  # what leaves the cache now is not damaged: it is kept
         self._unsaved: dict[Name, tuple[int, str]] = {}  # and the block and the tenant of each
@@ -111,6 +114,12 @@ class BlockTiers:
             return self.ram.copy_seconds(name)
         return min([each.copy_seconds for each in self.kept if each.holds(name)], default=0.0)
 
+    def work_seconds(self, name: Name) -> float:
+        if self.ram is not None and self.ram.holds(name):
+            return self.ram.work_seconds(name)
+        read = min([each.work_seconds for each in self.kept if each.holds(name)], default=0.0)
+        return self._crowded * read + self.kept[0].block_bytes / _COPY_RATE if read else 0.0
+
     def put(self, name: Name, content: U8) -> None:
         if self.ram is not None:
             self.ram.put(name, content)
@@ -136,6 +145,9 @@ class BlockTiers:
 
     def get(self, name: Name) -> U8 | None:
         return None if self.ram is None else self.ram.get(name)
+
+    def spent(self) -> float:
+        return self._crowded * sum([each.spent() for each in self.kept])
 
     def save_all(self) -> None:
         """Have kept what can be found, for at most SAVE_SECONDS. No step may be in flight."""

@@ -52,10 +52,13 @@ class KeptBlocks(ABC):
         self._reads: queue.SimpleQueue[tuple[int, Name] | None] = queue.SimpleQueue()
         self._arrived: queue.SimpleQueue[tuple[int, U8 | None]] = queue.SimpleQueue()
         self.copy_seconds = 0.0  # moving mean of reading a block
+        self.work_seconds = 0.0  # of these, of a core
         self.blocks_in = self.blocks_out = 0
         self.refused = 0  # blocks that came faster than they could be kept
         self.damaged = 0  # contents that were not as they were written
         self._threads: list[threading.Thread] = []
+        self._worked = [0.0] * READERS  # seconds of a core, by reader, since it began
+        self._told = 0.0  # of these, to `spent`
         self._asked = False  # to look at what others have kept
 
     def begin(self) -> None:
@@ -144,6 +147,11 @@ class KeptBlocks(ABC):
                 found.append(self._arrived.get_nowait())
         self._lent = [content for _, content in found if content is not None]
         return found
+
+    def spent(self) -> float:
+        """Seconds of a core that readers took since the last call."""
+        before, self._told = self._told, sum(self._worked)
+        return self._told - before
 
     @abstractmethod
     def __len__(self) -> int:
@@ -240,14 +248,17 @@ class KeptBlocks(ABC):
         while (asked := self._reads.get()) is not None:
             block, name = asked
             into = self._buffers.get()
-            came, start = False, time.perf_counter()
+            came, start, before = False, time.perf_counter(), time.thread_time()
             try:
                 came = self.works and self._fetch(name, into, reader)
             except OSError as error:
                 self._failed(error)
+            seconds, work = time.perf_counter() - start, time.thread_time() - before
+            self._worked[reader] += work
             if came:
-                seconds = time.perf_counter() - start
-                self.copy_seconds += (seconds - self.copy_seconds) * (_RECENT if self.copy_seconds else 1.0)
+                share = _RECENT if self.copy_seconds else 1.0
+                self.copy_seconds += (seconds - self.copy_seconds) * share
+                self.work_seconds += (work - self.work_seconds) * share
                 self.blocks_in += 1
             else:
                 self._buffers.put(into)

@@ -133,6 +133,8 @@ class SwapSpace:
     def copy_seconds(self, name: Name) -> float:  # noqa: ARG002
         return self._seconds
 
+    work_seconds = copy_seconds
+
     def put(self, name: Name, content: NDArray[np.uint8]) -> None:
         """Store a content, unless its place was given away since it was asked for."""
         self._awaited.discard(name)
@@ -151,6 +153,10 @@ class SwapSpace:
 
     def arrived(self, most: int) -> tuple[()]:  # noqa: ARG002
         return ()
+
+    def spent(self) -> float:
+        """Nothing is read beside steps."""
+        return 0.0
 
     def get(self, name: Name) -> NDArray[np.uint8] | None:
         """A content; None if it is not kept any more, or not yet. Valid until the next `put`."""

@@ -15,6 +15,7 @@ from quire.engine.build.load_weights import weights_fingerprint
 from quire.engine.build.opening import Model
 from quire.program.program import Program
 from quire.routing.tickets import read_key
+from quire.util.platform import usable_cores
 from quire.worker.block_tiers import BlockTiers
 from quire.worker.disk_tier import DiskTier, tier_bytes
 from quire.worker.kept_blocks import KeptBlocks
@@ -70,7 +71,15 @@ def make_tiers(
     elif tiers.redis:
         remote_key, _ = _key("remote-key", tiers.remote_key), _tls(tiers.authority)  # both can be read
         kept.append(RedisTier(tiers.redis, block_bytes, mark, remote_key, tiers.authority))
-    return BlockTiers(swap, kept, eager=tiers.role in {"prefill", "both"})
+    crowded = _crowded(config, len(programs))
+    return BlockTiers(swap, kept, eager=tiers.role in {"prefill", "both"}, crowded=crowded)
+
+
+def _crowded(config: ResolvedConfig, ranks: int) -> float:
+    """The share of this host's cores that steps run on: those of a device need one."""
+    on_cpu = config.asked.execution.device == "cpu"
+    threads = ranks * config.asked.replica[1] * config.threads if on_cpu else 1
+    return min(1.0, threads / usable_cores())
 
 
 def _key(name: str, path: str) -> bytes:
