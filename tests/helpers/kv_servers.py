@@ -63,7 +63,7 @@ def kv_server(key: Path, port: int = 0, *options: str) -> Iterator[tuple[subproc
         "--port",
         str(port),
     ]
-    process = subprocess.Popen([*command, "--size", "64MiB", *options], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, "--size", "256MiB", *options], stderr=subprocess.PIPE, text=True)
     guard = threading.Timer(GUARD, process.kill)
     guard.start()
     try:
@@ -71,7 +71,7 @@ def kv_server(key: Path, port: int = 0, *options: str) -> Iterator[tuple[subproc
         line = process.stderr.readline()
         guard.cancel()
         found = re.fullmatch(
-            r"quire: keeping KV blocks in 64(\.0+)? MiB at 127\.0\.0\.1:(\d+)(?: and (\S+))?\n", line
+            r"quire: keeping KV blocks in 256(\.0+)? MiB at 127\.0\.0\.1:(\d+)(?: and (\S+))?\n", line
         )
         assert found, line
         assert found[3] is None or found[3] in options, line
