@@ -14,6 +14,7 @@ import msgspec
 
 from quire.config.routing import BackendEntry, RouterConfig
 from quire.router.cache_follower import CacheFollower
+from quire.router.passing_connection import PassingConnection
 from quire.router.relay import FromServer
 from quire.routing.outliers import Rest, ServerRecord, is_late
 from quire.util.http_client import Client, ClientError, target
@@ -55,7 +56,9 @@ class BackendServer:
         self.name, self.weight = entry.name, entry.weight
         headers = {"authorization": f"Bearer {entry.api_key}"} if entry.api_key else {}
         headers |= {SPILLED: "1"} if entry.peer else {}
-        self.client = Client(target(entry.url, headers), connect_timeout=config.connect_timeout)
+        self.client = Client(
+            target(entry.url, headers), connect_timeout=config.connect_timeout, connected=PassingConnection
+        )
         self.requests, self.work, self.waiting = 0, 0.0, 0.0
         self.healthy = self.draining = False
         self.why = "was not checked yet"  # it cannot be asked

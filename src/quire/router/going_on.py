@@ -56,7 +56,7 @@ class GoingOn:
 
         Raises ClientError if it fails too, and CannotResumeError.
         """
-        delivered = DeliveredStream(b"".join(relay.sent))
+        delivered = DeliveredStream(relay.delivered)
         self._request.pass_time()
         behind = self._behind_output(relay)
         if behind is None or not await self._follow(relay, other, delivered, behind):

@@ -6,13 +6,17 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import cast
 
+from quire.router.passing_connection import PassingConnection, framed, is_one_chunk, payload_of
 from quire.router.resuming import EVENT_ENDS, complete_events
 from quire.routing.continued import STREAM, OutputIds
 from quire.routing.settled_weights import VERSION
 from quire.routing.tickets import TICKET
 from quire.server.exchange import ChunkWriter, Exchange
 from quire.server.fleet.shadows import SeenAnswer
+from quire.server.queued_writes import QueuedWrites
 from quire.util.http_client import ClientConnection, ClientError
 
 WHOLE_BYTES = 2**20  # an answer of a known length up to this is sent when it is complete
@@ -20,6 +24,8 @@ _AHEAD_BYTES = 256 * 1024  # of a stream, kept while its client does not read
 _ENDS = 4096  # bytes at the beginning, and of each of the last parts, that are looked at
 _LAST = 16  # parts
 _EVENT_BYTES = 16 * 2**20  # of a stream, until an event is complete
+_KEPT_AT_ONCE = 4096  # bytes of a stream for which memory is taken at least
+_CHUNK_ENDS = tuple(end + b"\r\n" for end in EVENT_ENDS)  # of chunks that end with an event
 _HOP = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
     "upgrade", "content-length", "date", "server", "x-request-id", "request-id", "x-content-type-options",
@@ -67,8 +73,8 @@ class Relay(FromServer):
         super().__init__()
         self._exchange, self._keep = exchange, keep
         self.seen: SeenAnswer | None = None  # the answer, if it is compared with that of another model
-        self.sent: list[bytes] = []
-        self.sent_bytes = 0
+        self.sent: list[bytes] = []  # whole chunks
+        self.sent_bytes = self._room = 0  # taken for what is kept, and not used of that
         self.mark, self.ids = "", OutputIds()
         self._part = b""  # of an event that is not complete
         self.status = 0
@@ -99,16 +105,13 @@ class Relay(FromServer):
 
     def data(self, chunk: bytes, at: float) -> None:
         """Take a part, and send it if that is possible."""
-        self.came, keep = at, self._keep
+        self.came = at
         if self.seen is not None:
             self.seen.takes(chunk)
         if not self.beginning:
             self.beginning = chunk[:_ENDS]
         if not self.is_stream:
             self._last.append(chunk[-_ENDS:])
-        elif keep and not (self.mark or self._part) and chunk.endswith(EVENT_ENDS) and keep(len(chunk)):
-            self.sent_bytes += len(chunk)  # as `add`: most parts are one event
-            self.sent.append(chunk)
         elif not (chunk := self._whole_events(chunk)):
             return
         if self._writer is not None and not self._kept:
@@ -125,6 +128,22 @@ class Relay(FromServer):
         self._tell()
         if self._size > _AHEAD_BYTES:
             self._pause()
+
+    def _pass(self, writer: QueuedWrites, data: bytes) -> bool:
+        """Send what has come as it came, if it is whole chunks with complete events that nobody has to look at."""
+        if self._part or self._kept or writer.paused or not (self.beginning and data.endswith(_CHUNK_ENDS)):
+            return False
+        if not is_one_chunk(data) and payload_of(data) is None:
+            return False
+        self.came = time.perf_counter()
+        if len(data) <= self._room:
+            self._room -= len(data)
+            self.sent.append(data)
+        else:
+            self._add(data)
+        self._exchange.bytes_out += len(data)
+        writer.send_later(data)
+        return True
 
     def _whole_events(self, chunk: bytes) -> bytes:
         """What may be sent: complete events, so that an error can follow whatever comes, which are kept as long as
@@ -143,17 +162,25 @@ class Relay(FromServer):
 
     def add(self, data: bytes) -> None:
         """Keep what is sent, if there is memory for it."""
-        self._count(len(data))
+        self._add(framed(data))
+
+    def _add(self, chunks: bytes) -> None:
+        self._count(len(chunks))
         if self.is_kept:
-            self.sent.append(data)
+            self.sent.append(chunks)
         else:
-            self._last.append(data[-_ENDS:])
+            self._last.append(_end_of(chunks))
 
     def _count(self, size: int) -> None:
         """Take memory for so many bytes more that are kept beside; without it nothing is."""
-        if self._keep is not None:
-            if self._keep(size):
-                self.sent_bytes += size
+        if self._keep is None:
+            return
+        self._room -= size
+        if self._room < 0:
+            more = max(_KEPT_AT_ONCE, -self._room)
+            if self._keep(more):
+                self.sent_bytes += more
+                self._room += more
             else:
                 self.forget()
 
@@ -165,10 +192,10 @@ class Relay(FromServer):
 
     def forget(self) -> None:
         """Give back the memory of what was sent; nobody can go on with this stream any more."""
-        self._last.extend(each[-_ENDS:] for each in self.sent[-_LAST:])
+        self._last.extend(map(_end_of, self.sent[-_LAST:]))
         if self._keep is not None:
             self._keep(-self.sent_bytes)
-        self._keep, self.sent, self.sent_bytes, self.ids = None, [], 0, OutputIds()
+        self._keep, self.sent, self.sent_bytes, self._room, self.ids = None, [], 0, 0, OutputIds()
 
     @property
     def is_kept(self) -> bool:
@@ -180,7 +207,12 @@ class Relay(FromServer):
     @property
     def end(self) -> bytes:
         """The last parts of what has come, complete events if they are kept."""
-        return b"".join([*self._last, *(each[-_ENDS:] for each in self.sent[-_LAST:])])
+        return b"".join([*self._last, *map(_end_of, self.sent[-_LAST:])])
+
+    @property
+    def delivered(self) -> bytes:
+        """What was sent, if that is kept."""
+        return payload_of(b"".join(self.sent)) or b""
 
     @property
     def body(self) -> bytes:
@@ -229,6 +261,10 @@ class Relay(FromServer):
         """Send the answer, whose response has started, until `request`, which is followed, ends. Raises ClientError if
         it is cut off."""
         self._writer = self._exchange.direct_writer()
+        connection, writer = self._connection, cast(object, self._writer)
+        looked_at = self.mark or self.seen is not None or not self.is_stream
+        if isinstance(connection, PassingConnection) and isinstance(writer, QueuedWrites) and not looked_at:
+            connection.passes = partial(self._pass, writer)
         while self._kept or not request.done():
             if self._kept:
                 await self._send_kept()
@@ -243,6 +279,11 @@ class Relay(FromServer):
             kept, self._kept, self._size = self.body, [], 0
             await self._exchange.write(kept)  # waits while the client does not read
         self._resume()
+
+
+def _end_of(chunks: bytes) -> bytes:
+    """The end of what whole chunks contain."""
+    return (payload_of(chunks) or b"")[-_ENDS:]
 
 
 class StreamPieces(FromServer):

@@ -275,14 +275,16 @@ class Client:
         *,
         connect_timeout: float = 10.0,
         authorities: Path | None = None,
+        connected: type[ClientConnection] = ClientConnection,
     ) -> None:
-        """Of `authorities`, if given, the server's certificate has to be. Raises OSError if they cannot be read."""
+        """Of `authorities`, if given, the server's certificate has to be. `connected`: the kind of its connections.
+        Raises OSError if the authorities cannot be read."""
         self.server = server
         self.clock = clock
         self.opened = 0
         self._idle: list[ClientConnection] = []
         self._address: tuple[str, int] | None = None  # of the last connection, whose name is resolved
-        self._connect_timeout = connect_timeout
+        self._connect_timeout, self._connected = connect_timeout, connected
         self._tls = _tls(server, authorities)
 
     async def post(
@@ -394,7 +396,7 @@ class Client:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 transport, connection = await loop.create_connection(
-                    lambda: ClientConnection(self.clock), server.host, server.port, ssl=self._tls
+                    lambda: self._connected(self.clock), server.host, server.port, ssl=self._tls
                 )
         except TimeoutError:
             raise UnreachedError(
