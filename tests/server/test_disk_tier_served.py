@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helpers.process import Process, running, until
+from helpers.process import Process, gone, running, until
 from helpers.server import LiveServer
 from quire.loader import DEFAULT_MODEL
 from quire.worker.kv_file import PAGE
@@ -55,7 +55,9 @@ def test_the_cache_survives_what_ends_its_server(tmp_path: Path) -> None:
         assert cached <= 32, "the beginning of all chats"
         blocks = sum(tokens // 16 for _, tokens in expected.values()) - 2
         until(lambda: server.metric("quire_disk_tier_blocks") >= blocks)  # written while nothing runs
+        engine = server.engine
         server.end(signal.SIGKILL)
+        until(lambda: gone(engine))  # until then it has the file, and the next server would take another
     with running(*model, *tier) as server:
         is_loaded(server, OTHER, expected[OTHER])
         is_loaded(server, TEXT, expected[TEXT])
