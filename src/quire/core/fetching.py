@@ -25,7 +25,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
 from quire.core.service_estimates import TokenCosts
 from quire.core.soft_tokens import block_keys
-from quire.core.tier import FILL_SHARE, SHORT_STEP, Name, Tier, chain, root_digest
+from quire.core.tier import FILL_SHARE, Name, Tier, chain, root_digest
 from quire.records import dataclass
 from quire.types import NO_BLOCK
 
@@ -135,12 +135,12 @@ class Fetches:
         return True
 
     def _block_seconds(self, name: Name, running: int) -> float:
-        """Until a block has come: beside sequences blocks have a part of each step, or short steps one block each."""
+        """Until a block has come. Beside sequences blocks have a part of each step; that may be less than one block a
+        step, but to compute a prompt for that reason would hold these sequences up by far more."""
         copy = self._tier.copy_seconds(name)
         if not running:
             return copy
-        step, bounded = self._costs.token_seconds(), self._tier.work_seconds(name) / FILL_SHARE
-        return max(copy, min(bounded, step) if step < SHORT_STEP else bounded)
+        return max(copy, min(self._tier.work_seconds(name) / FILL_SHARE, self._costs.token_seconds()))
 
     def _saved(self, start: int, end: int) -> float:
         """Seconds that it takes to compute a part of a prompt."""
