@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
 from functools import lru_cache, partial
-from operator import mul
 
 from quire.bench.recorded_drafts import DraftWalk, RecordedDrafts
 from quire.bench.timeline import RequestRecord
@@ -39,7 +38,7 @@ StepTime = Callable[[Sequence[float]], float]
 
 
 def _summed(costs: Sequence[float], features: Sequence[float]) -> float:
-    return float(sum(map(mul, features, costs)))
+    return sum([x * cost for x, cost in zip(features, costs, strict=True)])
 
 
 def _scattered(share: float, seed: int) -> StepFactor:

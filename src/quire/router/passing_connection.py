@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 
 from quire.util.http_client import ClientConnection
 
 _SIZE = re.compile(rb"([1-9a-f][0-9a-f]{0,7})\r\n")  # the first line of a chunk, as most servers write it
 _NO_HEAD = b"\n"  # how no chunk begins
+_USUAL = 2048  # bytes: more than a chunk with an event has
 
 
+@cache
 def _head(size: int) -> bytes:
     """The first line of a chunk that has so many bytes with its framing."""
     found = (b"%x\r\n" % length for length in range(max(size - 8, 1), size))
     return next((head for head in found if len(head) + int(head, 16) + 2 == size), _NO_HEAD)
 
 
-_HEADS = tuple(map(_head, range(2048)))  # of chunks with an event
-
-
 def is_one_chunk(data: bytes) -> bool:
     """Whether data is a whole chunk of usual size and form."""
-    return len(data) < len(_HEADS) and data.startswith(_HEADS[len(data)]) and data.endswith(b"\r\n")
+    return len(data) < _USUAL and data.startswith(_head(len(data))) and data.endswith(b"\r\n")
 
 
 def framed(data: bytes) -> bytes:
